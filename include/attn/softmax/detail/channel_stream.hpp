@@ -162,41 +162,43 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       sums[r][b] = sum_lanes(sum);
     }
   }
-  const auto columns = [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
+  // Block by block, so that values are read in order.
+  const auto columns = [&](idx_t b, idx_t col, T* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
-    for (idx_t b = 0; b < tile.blocks; ++b) {
-      if (col == 0) keys.fetch(v.block_stride);
-      whole_lanes whole[array_size<R>][array_size<N>];
-      unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
-      const C* words = tile.words(b) + 4 * col;
-      const code_pair* weight = pairs[0] + b * block_pairs;
-      for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
-        code_words word[array_size<N>];
-        unroll<N>([&](auto n) { word[n] = load_words<w>(words + 4 * n * w); });
-        unroll<word_pairs>([&](auto a) {
-          whole_lanes pair[array_size<R>];
-          unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
-          unroll<N>([&](auto n) {
-            const code_pairs x = pair_of<C>(word[n], a);
-            unroll<R>([&](auto r) { whole[r][n] = add_products(whole[r][n], x, pair[r]); });
-          });
-        });
-      }
-      unroll<N>([&](auto n) {
-        const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
-                            offset = load_as<float>(tile.offsets(b) + col + n * w);
-        unroll<R>([&](auto r) {
-          float* const o = to + r * to_stride + n * w;
-          const packet<float> before = b == 0 ? mul(load<float>(out + r * out_stride + col + n * w),
-                                                    broadcast<float>(rescale[r]))
-                                              : load<float>(o),
-                              sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
-          store<float>(o, fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, before)));
+    whole_lanes whole[array_size<R>][array_size<N>];
+    unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
+    const C* words = tile.words(b) + 4 * col;
+    const code_pair* weight = pairs[0] + b * block_pairs;
+    for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
+      code_words word[array_size<N>];
+      unroll<N>([&](auto n) { word[n] = load_words<w>(words + 4 * n * w); });
+      unroll<word_pairs>([&](auto a) {
+        whole_lanes pair[array_size<R>];
+        unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
+        unroll<N>([&](auto n) {
+          const code_pairs x = pair_of<C>(word[n], a);
+          unroll<R>([&](auto r) { whole[r][n] = add_products(whole[r][n], x, pair[r]); });
         });
       });
     }
+    unroll<N>([&](auto n) {
+      const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
+                          offset = load_as<float>(tile.offsets(b) + col + n * w);
+      unroll<R>([&](auto r) {
+        const packet<float> earlier = load<float>(out + r * out_stride + col + n * w),
+                            before = b == 0 ? mul(earlier, broadcast<float>(rescale[r])) : earlier,
+                            sum = mul(whole_to_float(whole[r][n]), broadcast<float>(factors[r]));
+        store<float>(to + r * to_stride + n * w, fma(sum, scale, fma(broadcast<float>(sums[r][b]), offset, before)));
+      });
+    });
   };
-  by_columns<R, w, registers >= 32 ? 4 : 2>(v.cols, out, out_stride, columns);
+  for (idx_t b = 0; b < tile.blocks; ++b) {
+    keys.fetch(v.block_stride);
+    by_columns<R, w, (registers < 32 || R > 4 ? 2 : R > 1 ? 4 : 8)>(
+        v.cols, out, out_stride, [&](idx_t col, T* to, idx_t to_stride, auto vectors) {
+          columns(b, col, to, to_stride, vectors);
+        });
+  }
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -118,7 +118,7 @@ void stream_scores(const stream_row<T, C>& q, const quantised_rows& k, T* scores
   float* const all = tile.shift == 0 ? scores : of_blocks;
   const idx_t stride = tile.shift == 0 ? stream_tile : quantised_tile::most_rows;
   // Queries at a time, of which each has four registers of sums for width<float> keys.
-  constexpr int w = width<float>, together = registers >= 32 ? R : (std::min)(R, R == 3 ? 3 : 2),
+  constexpr int w = width<float>, most = registers >= 32 ? 6 : 3, together = R > 2 * most ? 2 : R > most ? R / 2 : R,
                 N = together == 1 && w > 1 && 2 * w <= quantised_block ? 2 : 1;
   for (idx_t b = 0; b < tile.blocks; ++b) {
     values.fetch(tile.of.block_stride);
@@ -193,7 +193,8 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       });
     });
   };
-  by_columns<R, w, registers >= 32 ? 4 : 2>(v.cols, out, out_stride, columns);
+  // As many as registers have room for the sums; one query reads values of up to 128 columns in order.
+  by_columns<R, w, (registers < 32 || R > 6 ? 2 : R > 1 ? 4 : 8)>(v.cols, out, out_stride, columns);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

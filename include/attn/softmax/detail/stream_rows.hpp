@@ -246,6 +246,9 @@ ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
   idx_t col = 0;
   for (; col + Most * Packet <= whole; col += Most * Packet)
     columns(col, out + col, out_stride, std::integral_constant<int, Most>{});
+  if constexpr (constexpr int half = Most / 2; half > 1)
+    for (; col + half * Packet <= whole; col += half * Packet)
+      columns(col, out + col, out_stride, std::integral_constant<int, half>{});
   for (; col < whole; col += Packet) columns(col, out + col, out_stride, std::integral_constant<int, 1>{});
   for (int r = 0; r < R && whole < cols; ++r)
     std::copy_n(last + r * Packet, Packet, out + r * out_stride + cols - Packet);
