@@ -375,7 +375,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
       });
     });
   };
-  by_columns<R, 2 * w, registers >= 32 ? 2 : 1>(v.cols, out, out_stride, columns);
+  by_columns<R, 2 * w, (registers < 32 ? 1 : R > 1 ? 2 : 4)>(v.cols, out, out_stride, columns);
 }
 
 /// Rows that are taken together, at most.
