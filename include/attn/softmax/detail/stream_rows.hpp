@@ -262,9 +262,10 @@ template <class T, int R, class Rows, class Prefetcher>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
                 const Prefetcher& prefetcher) {
   Prefetcher keys = prefetcher;
-  constexpr int most = registers < 32 ? 4 : R <= 3 ? 8 : R <= 6 ? 4 : 3;
-  constexpr bool in_parts = R > 1 && R <= 4;
-  constexpr idx_t most_cols = 256, some_rows = 4;
+  constexpr bool few_registers = registers < 32;
+  constexpr int most = R == 1 ? 8 : few_registers ? 4 : R <= 3 ? 8 : R <= 6 ? 4 : 3;
+  constexpr bool in_parts = R <= 4 && (R > 1 || few_registers), at_use = R == 1 && few_registers;
+  constexpr idx_t most_cols = 256, some_rows = R == 1 ? 16 : 4;
   [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
   // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
   alignas(64) T of_last[array_size<R * width<T>>] = {};
@@ -284,11 +285,15 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
       constexpr idx_t bytes = N * width<T> * idx_t(sizeof *v.row(0));
       prefetch_bytes(keys.next(bytes, x), bytes);
       packet<T> value[array_size<N>];
-      unroll<N>([&](auto n) { value[n] = loaded_once(load_as<T>(x + n * width<T>)); });
+      const auto load_value = [&](auto n) __attribute__((always_inline)) { return load_as<T>(x + n * width<T>); };
+      if constexpr (!at_use) unroll<N>([&](auto n) { value[n] = loaded_once(load_value(n)); });
       unroll<R>([&](auto r) {
         const T weight = weights[r * stream_tile + j];
         if (zeros && weight == T(0)) return;
-        unroll<N>([&](auto n) { acc[r][n] = fma(broadcast<T>(weight), value[n], acc[r][n]); });
+        unroll<N>([&](auto n) {
+          if constexpr (at_use) value[n] = load_value(n);
+          acc[r][n] = fma(broadcast<T>(weight), value[n], acc[r][n]);
+        });
       });
     }
     unroll<R>([&](auto r) {
