@@ -72,7 +72,8 @@ struct listed_codes {
     return count;
   }
 };
-/// Fetches some of them, as stream_prefetcher does.
+/// Fetches some of them, as stream_prefetcher does, but only between the products with weights, and to the first-level
+/// cache: no processor fetches rows in no order by itself, and those of a list often are in the second one already.
 template <class S>
 struct listed_prefetcher {
   const S* const* at = nullptr;
@@ -88,6 +89,10 @@ struct listed_prefetcher {
     for (; rows > 0; --rows) prefetch_bytes<cache_level::second>(reinterpret_cast<const char*>(*at++), bytes);
   }
 };
+template <class>
+inline constexpr bool fetches_listed_rows = false;
+template <class S>
+inline constexpr bool fetches_listed_rows<listed_prefetcher<S>> = true;
 
 /// Whether rows of so many columns are read in whole packets: the last one ends with the last column.
 template <class T>
@@ -134,6 +139,16 @@ stream_prefetcher prefetcher_of(const listed_codes<C>&, idx_t, idx_t) {
   return {};
 }
 
+/// Prefetches the next `bytes` between products with weights; `nothing` as for next().
+template <class Prefetcher>
+ATTN_INLINE void prefetch_next(Prefetcher& rows, idx_t bytes, const void* nothing) {
+  prefetch_bytes(rows.next(bytes, nothing), bytes);
+}
+template <class S>
+ATTN_INLINE void prefetch_next(listed_prefetcher<S>& rows, idx_t bytes, const void* nothing) {
+  prefetch_bytes<cache_level::first>(rows.next(bytes, nothing), bytes);
+}
+
 template <class Rows>
 using row_element = std::remove_cvref_t<decltype(*std::declval<const Rows&>().row(0))>;
 
@@ -167,6 +182,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
   Prefetcher values = prefetcher;  // by its members: an argument would be copied in larger parts than it was written
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
   constexpr int few = (std::min)(keys, R > 4 ? 2 : R > 2 ? 4 : 1);
+  constexpr bool in_order = !fetches_listed_rows<Prefetcher>;
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
   const idx_t whole = k.cols / step * step;
@@ -197,9 +213,11 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
           std::memcpy(&x, row[n] + d, sizeof x);
         return loaded_once(x);
       };
-      const char* const lines = values.next(few * row_bytes, row[0]);
+      [[maybe_unused]] const char* lines = nullptr;
+      if constexpr (in_order) lines = values.next(few * row_bytes, row[0]);
       for (idx_t d = 0; d < whole; d += step) {
-        for (int n = 0; n < few; ++n) __builtin_prefetch(lines + n * row_bytes + d * idx_t(sizeof *row[0]), 0, 2);
+        if constexpr (in_order)
+          for (int n = 0; n < few; ++n) __builtin_prefetch(lines + n * row_bytes + d * idx_t(sizeof *row[0]), 0, 2);
         packet<P> query[array_size<R>];
         unroll<R>([&](auto r) {
           query[r] = load<P>(q + r * q_stride + d / numbers_of<P>);
@@ -283,7 +301,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
     for (idx_t j = begin; j < end; ++j) {
       const auto x = v.row(j) + col;
       constexpr idx_t bytes = N * width<T> * idx_t(sizeof *v.row(0));
-      prefetch_bytes(keys.next(bytes, x), bytes);
+      prefetch_next(keys, bytes, x);
       packet<T> value[array_size<N>];
       const auto load_value = [&](auto n) __attribute__((always_inline)) { return load_as<T>(x + n * width<T>); };
       if constexpr (!at_use) unroll<N>([&](auto n) { value[n] = loaded_once(load_value(n)); });
