@@ -36,6 +36,8 @@ void save(const std::string& folder, const flags& set, const variant& x, idx_t l
   write("value", drawn(role::value, size));
   write("gradient", drawn(role::gradient, size));
   write("parameter", drawn(role::parameter, 2 * set.rank * length));
+  write("rate", drawn(role::rate, set.heads * length));
+  write("log_decay", drawn(role::log_decay, set.heads * length));
   if (x.name.starts_with("aft_full")) write("bias", drawn(role::bias, length * length));  // no other has so many
   // As kernel.cpp and low_rank.cpp draw them.
   write("features", numbers_in(attn::draw_features<float>(set.features, set.dim, {.seed = 7})));

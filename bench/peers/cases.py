@@ -21,9 +21,9 @@ def case(form, dim=64, element="float", heads=8):
 
 FLOAT = [case("full_softmax"), case("full_softmax", dim=128), case("full_softmax_causal"), case("sliding_window"),
          case("sliding_window_causal"), case("full_softmax_decode", dim=128), case("linformer"), case("nystrom"),
-         case("linear"), case("linear_causal"), case("performer"), case("fnet"), case("aft_simple"), case("aft_full"),
-         case("full_softmax_backward"), case("full_softmax_backward_causal"), case("linear_backward"),
-         case("aft_simple_backward"), case("aft_full_backward")]
+         case("linear"), case("linear_causal"), case("delta_rule"), case("performer"), case("fnet"), case("aft_simple"),
+         case("aft_full"), case("full_softmax_backward"), case("full_softmax_backward_causal"), case("linear_backward"),
+         case("delta_rule_backward"), case("aft_simple_backward"), case("aft_full_backward")]
 BFLOAT16 = [case(form, element="bfloat16")
             for form in ("full_softmax", "full_softmax_causal", "linformer", "linear", "full_softmax_backward",
                          "full_softmax_backward_causal")] + [case("full_softmax_decode", dim=128, element="bfloat16")]

@@ -13,9 +13,10 @@ if not hasattr(F, "scaled_dot_product_attention"):
     sys.exit(f"PyTorch {torch.__version__} has no scaled_dot_product_attention: 2.0 or later is needed")
 
 from cases import QUERIES_PER_KEY_HEAD
-from timing import answer, asked
+from timing import answer, asked, best_of
 
 WINDOW, RANK, LANDMARKS, FEATURES, ITERATIONS, CHUNK = 128, 256, 64, 256, 6, 64  # as attn_bench has them
+UNIT_NORM_EPS, SOLVED = 1e-6, 32  # of the delta rule; its chunks: those of 64 tokens take 1.2 times as long
 MEMORY = 256 << 20  # bytes of the caches that are read in turn, as those of a model's layers are
 
 
@@ -41,6 +42,36 @@ def windowed(q, k, v, p):
     out = F.scaled_dot_product_attention(q.view(heads, blocks, block, dim).transpose(0, 1), ranges(k), ranges(v),
                                          attn_mask=p["mask"])
     return out.transpose(0, 1).reshape(heads, n, dim)
+
+
+def compiled_window(n, before, after):
+    """The same by flex_attention."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    seen = create_block_mask(lambda b, h, i, j: (i - j <= before) & (j - i <= after), None, None, n, n, device="cpu")
+    attention = torch.compile(flex_attention)
+    return lambda q, k, v, p: attention(q[None], k[None], v[None], block_mask=seen)[0]
+
+
+# Before PyTorch 2.7, flex_attention is not tried: 2.6 takes 80 times as long as blocks, besides 20 s of compiling.
+COMPILES = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 7)
+IS_FASTER = {}  # whether the compiled one is, by what a query sees
+
+
+def window_of(q, k, v, p):
+    """The faster one, at the first length that is asked for; without a C++ compiler, blocks."""
+    sees = p["before"], p["after"]
+    try:
+        if COMPILES and IS_FASTER.get(sees, True):
+            compiled = compiled_window(q.shape[1], *sees)
+            compiled(q, k, v, p)
+            if sees not in IS_FASTER:
+                IS_FASTER[sees] = (best_of(lambda: compiled(q, k, v, p), 0.1) <
+                                   best_of(lambda: windowed(q, k, v, p), 0.1))
+            if IS_FASTER[sees]:
+                return compiled
+    except Exception:  # no compiler, or one that fails
+        IS_FASTER[sees] = False
+    return windowed
 
 
 def linformer(q, k, v, p):
@@ -79,6 +110,31 @@ def linear_causal(q, k, v, p):
     return (out[..., :-1] / (out[..., -1:] + 1e-6)).reshape(heads, n, dim)
 
 
+def delta_rule(q, k, v, p):
+    """In chunks. Within one, where e_t is the decay since its beginning and S the state there, what token t writes is
+    u_t = beta_t (v_t - e_t S^T k_t - sum over s < t of (e_t / e_s) (k_s . k_t) u_s): a triangular system, solved for
+    all chunks at once, of the values and of what S is multiplied by."""
+    heads, n, dim = q.shape
+    q, k = (x * (x.square().sum(-1, keepdim=True) + UNIT_NORM_EPS).rsqrt() for x in (q, k))
+    q, k, v, beta, log_decay = (x.unflatten(1, (n // SOLVED, SOLVED))
+                                for x in (q * dim ** -0.5, k, v, p["beta"], p["log_decay"]))
+    log_decay = log_decay.cumsum(2)
+    decay, between = log_decay.exp(), (log_decay - log_decay.mT).tril().exp()
+    system = (beta * k @ k.mT).mul_(between)  # the solver takes ones for its diagonal, and nothing above it
+    right = torch.cat([beta * v, beta * decay * k], -1)
+    solved = torch.linalg.solve_triangular(system.mT, right.mT, upper=True, left=False, unitriangular=True).mT
+    writes, of_state = solved.split([v.shape[-1], dim], -1)
+    scores = (q @ k.mT).mul_(between).tril_()
+    kept = ((log_decay[:, :, -1:] - log_decay).exp() * k).mT
+    state, out = torch.zeros(heads, dim, v.shape[-1], dtype=q.dtype), []
+    for q_c, scores_c, writes_c, of_state_c, kept_c, decay_c in zip(
+            *(x.unbind(1) for x in (q * decay, scores, writes, of_state, kept, decay[:, :, -1:]))):
+        u = torch.baddbmm(writes_c, of_state_c, state, alpha=-1)
+        out.append(torch.baddbmm(q_c @ state, scores_c, u))
+        state = torch.baddbmm(decay_c * state, kept_c, u)
+    return torch.cat(out, 1)
+
+
 def performer(q, k, v, p):
     root = q.shape[-1] ** -0.25  # of the scale
     w = p["features"]
@@ -110,7 +166,7 @@ def aft_full(q, k, v, p):
 
 
 OPERATORS = {f.__name__: f for f in (full_softmax, full_softmax_causal, linformer, nystrom, linear, linear_causal,
-                                     performer, fnet, aft_simple, aft_full)}
+                                     delta_rule, performer, fnet, aft_simple, aft_full)}
 OPERATORS.update(sliding_window=windowed, sliding_window_causal=windowed)
 
 
@@ -130,8 +186,14 @@ class Numbers:
         if self.folder:
             numbers = read(self.folder, name)[:torch.Size(shape).numel()].view(shape)
         else:
-            numbers = torch.randn(shape) / (shape[-2] ** 0.5 if name.startswith("projection") else 1)
+            numbers = self.drawn(name, shape)
         return numbers.to(self.type)
+
+    @staticmethod
+    def drawn(name, shape):
+        if name in ("rate", "log_decay"):
+            return torch.rand(shape) * (1 if name == "rate" else -0.1)
+        return torch.randn(shape) / (shape[-2] ** 0.5 if name.startswith("projection") else 1)
 
 
 def mask_of(length, block, before, after):
@@ -150,8 +212,11 @@ def parameters(case, length, numbers):
         return {"features": numbers("features", FEATURES, dim)}
     if "aft_full" in form:
         return {"bias": numbers("bias", length, length)}
+    if "delta_rule" in form:
+        return {"beta": numbers("rate", case["heads"], length, 1),
+                "log_decay": numbers("log_decay", case["heads"], length, 1)}
     if "sliding_window" in form:
-        block, after = 64, 0 if "causal" in form else WINDOW
+        block, after = 32, 0 if "causal" in form else WINDOW
         return {"block": block, "before": WINDOW, "after": after, "mask": mask_of(length, block, WINDOW, after)}
     return {}
 
@@ -186,6 +251,8 @@ def prepare(case, length, folder=""):
     shape = case["heads"], length, case["dim"]
     q, k, v = (numbers(name, *shape) for name in ("query", "key", "value"))
     p = parameters(case, length, numbers)
+    if operator is windowed:
+        operator = window_of(q, k, v, p)
     if "_backward" not in form:
         return lambda: operator(q, k, v, p)
     inputs = [x.requires_grad_() for x in (q, k, v, *(p.values() if "aft_full" in form else ()))]  # attn: also of w
