@@ -1,4 +1,5 @@
-// keep(): of the tokens of an item some remain. What follows is what a cache gives that was fed with those alone.
+// keep(): of the tokens of an item some remain. What follows is what a cache gives that was fed with those alone. Which
+// pages are moved, copied and freed: core/keep_pages.cpp.
 #include <attn/core/paged_cache.hpp>
 #include <attn/low_rank/multipole_step.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
@@ -254,86 +255,6 @@ TEST_CASE("keep: memory of the caller's, and values that lie in the keys", "[kee
   }
 }
 
-TEST_CASE("keep: pages move whole, shared ones are not written", "[keep]") {
-  const inputs<float> x(1, tokens);
-  attn::page_pool<float> pool({.pages = 20, .page_tokens = 10, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
-  attn::paged_cache<float> cache(pool, batch);
-  cache.append(view(x.k), view(x.v), {.lengths = std::vector<idx_t>{0, 40, 0}});
-  const positions before(cache.table(item).begin(), cache.table(item).end());
-  cache.copy_item(item, 0);
-  cache.keep(item, joined(range(0, 10), range(20, 35)));  // nothing is copied
-  CHECK(positions(cache.table(item).begin(), cache.table(item).end()) == positions{before[0], before[2], before[3]});
-  CHECK(pool.free_pages() == 16);
-  CHECK(pool.users(before[1]) == 1);
-  cache.keep(item, joined(range(0, 10), range(11, 25)));  // two new pages
-  CHECK(pool.free_pages() == 14);
-  CHECK(cache.table(item)[0] == before[0]);
-  CHECK(pool.users(before[2]) == 1);
-  const positions own(cache.table(item).begin(), cache.table(item).end());
-  cache.keep(item, joined({0}, range(12, 24)));  // one that is shared becomes own; of two own ones one is free
-  CHECK(pool.free_pages() == 14);
-  CHECK(cache.table(item)[0] != own[0]);
-  bool same = true;
-  for (idx_t t = 0; t < 40; ++t)
-    same &= pool.keys()(cache.table(0)[static_cast<std::size_t>(t / 10)], 1, t % 10, 3) == x.k(item, 1, t, 3);
-  CHECK(same);
-  cache.keep(item, {});
-  cache.reset(0);
-  CHECK(pool.free_pages() == 20);
-}
-
-TEST_CASE("keep: among other changes, pages hold what contiguous memory holds", "[keep]") {
-  for (const idx_t page : {1, 3, 16}) {
-    CAPTURE(page);
-    attn::page_pool<float> pool({.pages = 500, .page_tokens = page, .heads = 1, .dim = 2, .value_dim = 1});
-    attn::paged_cache<float> paged(pool, batch);
-    attn::kv_cache<float> plain({.batch = batch, .heads = 1, .dim = 2, .value_dim = 1});
-    random_source random(static_cast<std::uint64_t>(page));
-    float next = 0;
-    for (int round = 0; round < 400; ++round) {
-      const idx_t b = random.below(batch), to = random.below(batch), had = plain.tokens(b);
-      const auto both = [&](const auto& change) { change(paged), change(plain); };
-      switch (had < 10 ? 0 : had > 80 ? 1 : random.below(5)) {
-        case 0: {
-          tensor<float> k(batch, 1, 40, 2), v(batch, 1, 40, 1);
-          for (float& x : k.data) x = ++next;
-          for (float& x : v.data) x = ++next;
-          std::vector<idx_t> lengths(batch, 0);
-          lengths[static_cast<std::size_t>(b)] = 1 + random.below(40);
-          both([&](auto& cache) { cache.append(view(k), view(v), {.lengths = lengths}); });
-          break;
-        }
-        case 1: {
-          positions list;
-          const idx_t run = 1 + random.below(20);  // tokens that stay together
-          for (idx_t t = random.below(3); t < had; t += random.below(4) == 0 ? page : 1 + random.below(8))
-            for (idx_t n = 0; n < run && t < had; ++n) list.push_back(t++);
-          both([&](auto& cache) { cache.keep(b, list); });
-          break;
-        }
-        case 2: both([&](auto& cache) { cache.copy_item(b, to); }); break;
-        case 3: both([&](auto& cache) { cache.truncate(b, had - 5); }); break;
-        default: both([&](auto& cache) { cache.reorder(positions{1, 2, 0}); });
-      }
-      bool same = true;
-      std::vector<int> users(500, 0);
-      for (idx_t n = 0; n < batch; ++n) {
-        same &= paged.tokens(n) == plain.tokens(n);
-        for (idx_t p : paged.table(n)) ++users[static_cast<std::size_t>(p)];
-        for (idx_t t = 0; t < plain.tokens(n); ++t) {
-          const idx_t p = paged.table(n)[static_cast<std::size_t>(t / page)];
-          same &= pool.keys()(p, 0, t % page, 1) == plain.keys()(n, 0, t, 1);
-          same &= pool.values()(p, 0, t % page, 0) == plain.values()(n, 0, t, 0);
-        }
-      }
-      for (idx_t p = 0; p < 500; ++p) same &= pool.users(p) == users[static_cast<std::size_t>(p)];
-      same &= pool.free_pages() == std::count(users.begin(), users.end(), 0);
-      CAPTURE(round);
-      REQUIRE(same);
-    }
-  }
-}
-
 TEST_CASE("keep: a draft tree in one step, then its branch", "[keep]") {
   // Each draft sees the tokens before the tree and its ancestors, and is rotated to its depth.
   const std::vector<idx_t> parents = {-1, 0, 0, 1, 2, 2, 5}, path = {0, 2, 5, 6};
@@ -409,39 +330,6 @@ TEST_CASE("keep refuses what does not fit", "[keep]") {
   attn::page_pool<float> pool({.pages = 99, .page_tokens = 7, .heads = kv_heads, .dim = dim, .value_dim = value_dim});
   check(attn::paged_cache<float>(pool, batch), "paged_cache");
   CHECK(pool.free_pages() == 99);
-}
-
-TEST_CASE("keep: pages that are not to be had leave the cache as it was", "[keep]") {
-  struct limited : attn::page_free_list {
-    int most = 99;
-    limited() : page_free_list(9) {}
-    idx_t allocate() override { return most-- > 0 ? page_free_list::allocate() : throw std::bad_alloc(); }
-  } pages;
-  attn::page_pool<float> pool({.pages = 9, .page_tokens = 10, .heads = kv_heads, .dim = dim, .value_dim = value_dim},
-                              {}, &pages);
-  const inputs<float> x(1, 40);
-  attn::paged_cache<float> cache(pool, batch);
-  cache.append(view(x.k), view(x.v), {.lengths = std::vector<idx_t>{0, 40, 0}});
-  cache.copy_item(item, 0);
-  const positions list = range(1, 30), before(cache.table(item).begin(), cache.table(item).end());
-  const auto unchanged = [&](idx_t free) {
-    CHECK(cache.tokens(item) == 40);
-    CHECK(positions(cache.table(item).begin(), cache.table(item).end()) == before);
-    CHECK(pool.free_pages() == free);
-  };
-  pages.most = 2;  // of three
-  CHECK_THROWS_AS(cache.keep(item, list), std::bad_alloc);
-  unchanged(5);
-  pages.most = 99;
-  cache.append(view(x.k), view(x.v), {.lengths = std::vector<idx_t>{0, 0, 30}});
-  const std::string message = refusal([&] { cache.keep(item, list); });
-  CHECK(well_formed(message, "paged_cache"));
-  CHECK(message.find("at most as many new pages as the 2 that are free; found 3") != std::string::npos);
-  unchanged(2);
-  cache.reset(0);
-  cache.keep(item, list);  // its own pages are enough
-  CHECK(cache.tokens(item) == 29);
-  CHECK(pool.free_pages() == 3);
 }
 
 }  // namespace testing::keep_tests
