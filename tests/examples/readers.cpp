@@ -1,55 +1,14 @@
-// What the examples read files with: numbers of every type, and one sentence for a file that is broken.
+// What the examples read files of numbers with: every type, and one sentence for a file that is broken.
+#include "readers.hpp"
+
 #include "support/npy.hpp"
 #include "support/onnx_weights.hpp"
 #include "support/safetensors.hpp"
 #include "support/sha256.hpp"
 #include "support/tfjs_weights.hpp"
 
-#include <unistd.h>
-
-#include <filesystem>
-
-#include "../support/catch.hpp"
-#include "decoder/tokenizer.hpp"
-#include "decoder/weights.hpp"
-#include "semantic_search/package.hpp"
-#include "semantic_search/tokenizer.hpp"
-#include "speech_to_text/package.hpp"
-#include "speech_to_text/wav.hpp"
-
+namespace testing {
 namespace {
-
-// A folder that goes away with the test.
-struct temporary_folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("attn_examples_" + std::to_string(getpid()));
-  temporary_folder() { std::filesystem::create_directories(path); }
-  ~temporary_folder() { std::filesystem::remove_all(path); }
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories((path / name).parent_path());
-    std::ofstream(path / name, std::ios::binary) << bytes;
-    return (path / name).string();
-  }
-};
-
-template <class T>
-std::string bytes_of(const std::vector<T>& numbers) {
-  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "nothing thrown";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-using shape = std::vector<std::ptrdiff_t>;
-using numbers = std::vector<float>;
 
 std::string npy(const std::string& type, const std::string& axes, const std::string& data, bool fortran = false) {
   std::string header =
@@ -58,33 +17,7 @@ std::string npy(const std::string& type, const std::string& axes, const std::str
   return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + data;
 }
 
-// A field of a protocol buffer: a number, or bytes with their length.
-std::string field(unsigned number, unsigned value) {
-  std::string result(1, static_cast<char>(number << 3));
-  for (; value >= 128; value >>= 7) result += static_cast<char>((value & 127) | 128);
-  return result + static_cast<char>(value);
-}
-std::string field(unsigned number, const std::string& bytes) {
-  std::string result = field(number, static_cast<unsigned>(bytes.size()));
-  result[0] |= 2;
-  return result + bytes;
-}
 std::string tensor(const std::string& name, const std::string& fields) { return field(5, field(8, name) + fields); }
-
-std::string little_endian(unsigned value, int bytes) {
-  std::string result;
-  for (; bytes > 0; --bytes, value >>= 8) result += static_cast<char>(value & 255);
-  return result;
-}
-std::string chunk(const std::string& name, const std::string& bytes) {
-  return name + little_endian(static_cast<unsigned>(bytes.size()), 4) + bytes + std::string(bytes.size() % 2, '\0');
-}
-std::string wav_format(unsigned channels, unsigned rate, unsigned bits, unsigned format = 1) {
-  const unsigned block = channels * bits / 8;
-  return chunk("fmt ", little_endian(format, 2) + little_endian(channels, 2) + little_endian(rate, 4) +
-                           little_endian(rate * block, 4) + little_endian(block, 2) + little_endian(bits, 2));
-}
-std::string wav(const std::string& chunks) { return chunk("RIFF", "WAVE" + chunks); }
 
 std::string safetensors(const std::string& header, const std::string& data) {
   return bytes_of<std::uint64_t>({header.size()}) + header + data;
@@ -258,49 +191,6 @@ TEST_CASE("ONNX: tensors of every type, nodes, graphs within a graph", "[onnx]")
   CHECK(has(read(field(7, deep)), "found graphs within graphs"));
 }
 
-TEST_CASE("WAV: chunks before the samples, and what is refused", "[wav]") {
-  const temporary_folder folder;
-  const auto read = [&](const std::string& bytes) { return speech::read_wav(folder.write("x.wav", bytes), 3); };
-  const auto message = [&](const std::string& bytes) { return message_of([&] { read(bytes); }); };
-  const std::string samples = little_endian(16384, 2) + little_endian(65536 - 32768, 2) + little_endian(1, 2),
-                    format = wav_format(1, 16000, 16), list = chunk("LIST", "abc"), data = chunk("data", samples);
-  const numbers expected = {0.5f, -1, 1.0f / 32768};
-  CHECK(read(wav(format + data)) == expected);
-  CHECK(read(wav(list + format + list + data + list)) == expected);
-  CHECK(has(message(wav(wav_format(2, 44100, 24) + data)),
-            "x.wav: expected integers of 16 bits, 1 channel, 16000 Hz; found integers of 24 bits, 2 channels, 44100 Hz"
-            ": ffmpeg -i "));
-  CHECK(has(message(wav(wav_format(1, 16000, 32, 3) + data)), "found other numbers of 32 bits"));
-  CHECK(has(message(wav(format + data).substr(0, 48)), "x.wav: expected 6 bytes of samples; the file ends after 4"));
-  CHECK(has(message(wav(format + chunk("data", ""))), "x.wav: expected 3 samples or more; found 0"));
-  CHECK(has(message(wav(format + list)), "x.wav: expected samples in a WAV file; found none"));
-  CHECK(has(message(wav(data)), "x.wav: expected a WAV file with a format"));
-  CHECK(has(message("text"), "x.wav: expected a WAV file"));
-  CHECK(has(message(""), "x.wav: expected a WAV file"));
-  CHECK(has(message_of([] { speech::read_wav("missing.wav", 3); }), "missing.wav: file not found"));
-  const std::string good = wav(format + data);
-  for (std::size_t n = 0; n < good.size(); ++n) CHECK(message(good.substr(0, n)) != "nothing thrown");
-}
-
-TEST_CASE("the package of speech to text", "[package]") {
-  const temporary_folder folder;
-  const auto open = [&] { return speech::package(folder.path.string(), "tiny"); };
-  CHECK(has(message_of([&] { open(); }),
-            "expected the unpacked package with dist/model/tiny/quantized/encoder_model.onnx, as made by npm pack "
-            "@moonshine-ai/moonshine-js@0.1.29"));
-  for (const char* name : {"encoder_model.onnx", "decoder_model_merged.onnx"})
-    folder.write("dist/model/tiny/quantized/" + std::string(name), field(7, field(1, field(4, "X"))));
-  CHECK(has(message_of([&] { open(); }), "expected the unpacked package with dist/moonshine.min.js"));
-  std::string digits = "YQpiYg";  // a, bb
-  while (digits.size() < 200004) digits += "AAAA";
-  folder.write("dist/moonshine.min.js", "let x=\"" + digits + "==\";");
-  const speech::package files = open();
-  CHECK(files.pieces.size() == 2);
-  CHECK(files.pieces[0] == "a");
-  CHECK(files.pieces[1].starts_with("bb"));
-  CHECK(has(message_of([&] { files.check(); }), "expected files with SHA-256 e258033a"));
-}
-
 TEST_CASE("SHA-256: the examples of FIPS 180-4", "[sha256]") {
   const auto digest = [](const std::string& text, std::size_t piece) {
     support::sha256 sum;
@@ -317,126 +207,4 @@ TEST_CASE("SHA-256: the examples of FIPS 180-4", "[sha256]") {
   }
 }
 
-TEST_CASE("tokenizer: the likeliest split, in NFKC", "[tokenizer]") {
-  using semantic_search::piece;
-  std::vector<piece> pieces(6);  // reserved
-  for (const char* text : {"\u2581", "a", "b", "c", "1", "4", "\u2044", "\u00e9", "T", "M"})
-    pieces.emplace_back(text, -10);
-  const auto add = [&](const char* text, double score) {
-    pieces.emplace_back(text, score);
-    return int(pieces.size()) - 1;
-  };
-  const int ab = add("ab", -5), bc = add("bc", -4), word = add("\u2581a", -8), space = 6, a = 7, c = 9, e = 13;
-  const semantic_search::tokenizer split(pieces);
-  using list = std::vector<int>;
-  CHECK(split("").empty());
-  CHECK(split("abc") == list{word, bc});
-  CHECK(split("ab") == list{space, ab});  // -15 before word, b: -18
-  CHECK(split("b abc") == list{space, a + 1, word, bc});
-  CHECK(split("c  c") == list{space, c, space, space, c});
-  CHECK(split("\u00a0\u3000") == list{space, space, space});
-  CHECK(split("caf") == list{space, c, a, 0});
-  CHECK(split("xyz a \u2603\u2604\U0001f600") == list{space, 0, word, space, 0});
-  CHECK(split("e\u0301 \u00e9") == split("\u00e9 e\u0301"));
-  CHECK(split("\u00e9") == list{space, e});
-  CHECK(split("\u00bc") == split("1\u20444"));
-  CHECK(split("\u2122\uff41\U0001d41b") == split("TMab"));
-  for (const char* text : {"\x80", "a\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff",
-                           "\xc3(", "a\xf0\x9f\x98"})
-    CHECK(has(message_of([&] { split(text); }), "text: expected UTF-8; found another byte at "));
-}
-
-TEST_CASE("the package: what it is not", "[package]") {
-  const temporary_folder folder;
-  const auto message = [&] { return message_of([&] { semantic_search::read_package(folder.path.string()); }); };
-  CHECK(has(message(), "expected the unpacked package with dist/model.json, as made by npm pack"));
-  folder.write("model.json", R"({"weightsManifest":[{"paths":["one"],"weights":[]}]})");
-  CHECK(has(message(), "expected the unpacked package with dist/vocab.json"));
-  folder.write("vocab.json", "[]");
-  CHECK(has(message(), "one: file not found"));
-  folder.write("one", "1234");
-  CHECK(has(message(), "expected files with SHA-256 4c6db373"));
-}
-
-TEST_CASE("llama2.c: a model", "[decoder]") {
-  const temporary_folder folder;
-  const auto read = [&](const std::string& bytes) { return decoder::read_weights(folder.write("m.bin", bytes)); };
-  const auto message = [&](const std::string& bytes) { return message_of([&] { read(bytes); }); };
-  // width 4, hidden 3, 2 layers, 2 heads over 1, 5 tokens, 6 positions; the numbers count
-  const auto file = [](std::vector<std::int32_t> sizes, int count) {
-    numbers all;
-    for (int n = 0; n < count; ++n) all.push_back(float(n));
-    return bytes_of(sizes) + bytes_of(all);
-  };
-  // embedding, then for each of two layers the norms, query, key, value, output, gate, down and up; a norm; rotations
-  const int count = 5 * 4 + 2 * (2 * 4 + 16 + 8 + 8 + 16 + 3 * 12) + 4 + 6 * 2;
-  const std::string good = file({4, 3, 2, 2, 1, 5, 6}, count);
-  const decoder::weights w = read(good);
-  CHECK((w.sizes.width() == 4 && w.sizes.hidden == 3 && w.sizes.layers == 2 && w.sizes.heads == 2));
-  CHECK((w.sizes.kv_heads == 1 && w.sizes.head_dim == 2 && w.sizes.vocabulary == 5 && w.sizes.positions == 6));
-  CHECK((w.embedding(0, 0) == 0 && w.embedding(4, 3) == 19 && &w.classifier() == &w.embedding));
-  CHECK((w.layers[0].attention_norm(0, 0) == 20 && w.layers[1].attention_norm(0, 0) == 24));
-  CHECK((w.layers[0].query(0, 0) == 28 && w.layers[1].query(3, 3) == 59 && w.layers[0].key(1, 3) == 67));
-  CHECK((w.layers[1].down.rows() == 4 && w.layers[1].down.cols() == 3 && w.last_norm(0, 3) == float(count - 13)));
-  const decoder::weights other = read(file({4, 3, 2, 2, 1, -5, 6}, count + 20));
-  CHECK((other.sizes.vocabulary == 5 && &other.classifier() != &other.embedding));
-  CHECK(other.classifier()(4, 3) == float(count + 19));
-
-  std::string nan = good;
-  nan.replace(28, 4, bytes_of<float>({std::numeric_limits<float>::quiet_NaN()}));
-  CHECK(has(message(nan), "m.bin: expected finite weights"));
-  for (std::size_t n = 0; n < 28; ++n) CHECK(has(message(good.substr(0, n)), "m.bin: expected a model of llama2.c"));
-  const std::string bytes = std::to_string(good.size());
-  CHECK(has(message(good.substr(0, 28)), "expected " + bytes + " bytes, as its first numbers say; found 28"));
-  CHECK(has(message(good.substr(0, good.size() - 1)), "; found " + std::to_string(good.size() - 1)));
-  CHECK(has(message(good + "x"), "; found " + std::to_string(good.size() + 1)));
-  for (const std::vector<std::int32_t>& sizes : std::vector<std::vector<std::int32_t>>{
-           {0, 3, 2, 2, 1, 5, 6}, {4, -3, 2, 2, 1, 5, 6}, {4, 3, 1 << 30, 2, 1, 5, 6}, {4, 3, 2, 0, 1, 5, 6},
-           {6, 3, 2, 2, 1, 5, 6}, {12, 3, 2, 3, 2, 5, 6}, {4, 3, 2, 2, 0, 5, 6}, {4, 3, 2, 2, 1, 0, 6},
-           {4, 3, 2, 2, 1, 5, 0}, {4, 3, 2, 2, 1, std::numeric_limits<std::int32_t>::min(), 6}})
-    CHECK(has(message(file(sizes, count)), "m.bin: expected a model of llama2.c"));
-}
-
-TEST_CASE("llama2.c: a tokenizer", "[decoder]") {
-  const temporary_folder folder;
-  std::string file = bytes_of<std::int32_t>({9});
-  int pieces = 0;
-  const auto add = [&](const std::string& piece, float score) {
-    file += bytes_of<float>({score}) + bytes_of<std::int32_t>({std::int32_t(piece.size())}) + piece;
-    return pieces++;
-  };
-  for (const char* mark : {"<unk>", "\n<s>\n", "\n</s>\n"}) add(mark, 0);
-  const std::string short_file = file;
-  constexpr const char* digits = "0123456789ABCDEF";
-  for (int n = 0; n < 256; ++n) add(std::string("<0x") + digits[n / 16] + digits[n % 16] + ">", 0);
-  const int space = add(" ", -1), a = add("a", -1), b = add("b", -1), c = add("c", -1), e = add("\u00e9", -1),
-            bc = add("bc", -2), ab = add("ab", -3), space_a = add(" a", -4), abc = add("abc", -5);
-  const auto read = [&](const std::string& bytes) { return decoder::tokenizer(folder.write("t.bin", bytes)); };
-  const auto message = [&](const std::string& bytes) { return message_of([&] { read(bytes); }); };
-  const decoder::tokenizer split = read(file);
-  using list = std::vector<int>;
-  CHECK(split.size() == pieces);
-  CHECK(split.tokens_of("", 9) == list{1});
-  CHECK(split.tokens_of("abc", 9) == list{1, space_a, bc});  // "bc" first, and then " a" before "abc"
-  CHECK(split.tokens_of("cabc", 9) == list{1, space, c, abc});
-  CHECK(split.tokens_of("ab", 9) == list{1, space, ab});
-  CHECK(split.tokens_of("b \u00e9", 9) == list{1, space, b, space, e});
-  CHECK(split.tokens_of("\u00e8\n", 9) == list{1, space, 3 + 0xc3, 3 + 0xa8, 3 + 0x0a});
-  CHECK(split.tokens_of("a\xff", 9) == list{1, space_a, 3 + 0xff});
-  for (const char* text : {"", "abc", " a", "\u00e9\u00e8 \U0001f600\n", "\xff<0x41>"})
-    CHECK(split.text_of(split.tokens_of(text, 99)) == text);
-  CHECK((split.is_mark(1) && split.is_mark(2) && !split.is_mark(a)));
-  CHECK(split.tokens_of("bbb", 5) == list{1, space, b, b, b});
-  CHECK(message_of([&] { split.tokens_of("bbb", 4); }) ==
-        "prompt: expected at most 4 tokens, the positions of the model; found 5");
-  CHECK(has(message_of([&] { split.tokens_of(std::string(100000, 'b'), 9); }), "; found 100000 bytes"));
-
-  const decoder::tokenizer bytes;
-  CHECK(bytes.tokens_of("a\xff", 2) == list{'a', 0xff});
-  CHECK(bytes.text_of({' ', 'a', 1}) == " a\x01");
-  CHECK((bytes.size() == 256 && !bytes.is_mark(1)));
-
-  CHECK(has(message(""), "t.bin: expected a tokenizer of llama2.c; the file ends within piece 0"));
-  CHECK(has(message(file.substr(0, file.size() - 1)), "the file ends within piece " + std::to_string(pieces - 1)));
-  CHECK(has(message(short_file), "t.bin: expected a piece <0x00>; found none"));
-}
+}  // namespace testing
