@@ -78,6 +78,18 @@ TEST_CASE("pooled_tokens: averages, of the tokens that are seen", "[pooled_token
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("pooled_tokens: logits that rise or fall along a window", "[pooled_tokens]", all_types) {
+  for (double step : {-15., -.4, .4, 5., 15.})  // weights of some rows underflow, or are those of all others so far
+    for (idx_t channels : {6, 48}) {
+      INFO("step " << step);
+      auto p = random_pooled_tokens({1, 2, 160, channels}, 40, false);
+      for (idx_t h = 0; h < 2; ++h)
+        for (idx_t i = 0; i < 160; ++i)
+          for (idx_t c = 0; c < channels; ++c) p.logits(0, h, i, c) += step * static_cast<double>(i % 40);
+      check<TestType>(p);
+    }
+}
+
 TEST_CASE("pooled_tokens: what is not finite reaches its own channel and windows", "[pooled_tokens]") {
   for (idx_t window : {4, 20}) {
     auto p = random_pooled_tokens({1, 1, 60, 32}, window, false);
@@ -160,7 +172,7 @@ TEST_CASE("pooled_tokens: extremes", "[pooled_tokens]") {
 TEMPLATE_LIST_TEST_CASE("pooled_tokens_state: steps and chunks give the bits of one call", "[pooled_tokens]",
                         all_types) {
   using S = TestType;
-  for (idx_t window : {1, 3, 4})
+  for (idx_t window : {1, 3, 4, 11})
     for (bool overlap : {false, true})
       for (int given : {0, 1, 3}) {
         const auto p = random_pooled_tokens({2, 2, 24, 10}, window, overlap, given);

@@ -236,6 +236,11 @@ TEMPLATE_LIST_TEST_CASE("lightning_indexer_backward: against the reverse pass of
           };
           const tensors alone = run(serial);
           CHECK(run(three) == alone);
+          tensor<S> dq(2, index_heads, queries, width, S(7));  // of all items, where no other gradient is asked for
+          attn::lightning_indexer_backward(view(call.q), view(call.k),
+                                           attn::tensor_view<const idx_t>(indices.data.data(), indices.extents), view(d),
+                                           {.q = view(dq)}, call.options, serial);
+          CHECK(cast<double>(dq) == alone[0]);
           return alone;
         },
         [](tensors& d) { d[0] = rounded<real<S>>(d[0]); });

@@ -224,12 +224,10 @@ class execution {
 
   template <class Layout>
   static auto lay_out(detail::scratch_buffer& buffer, Layout& layout) {
-    for (std::size_t bytes = 0;;) {  // a second time where the buffer has to grow
-      detail::arena memory(buffer.grow(bytes), buffer.size());
-      auto buffers = layout(memory);
-      if (memory.fits()) return buffers;
-      bytes = memory.used();
-    }
+    detail::arena count;
+    (void)layout(count);
+    detail::arena buffers(buffer.grow(count.used()));
+    return layout(buffers);
   }
 
   [[gnu::noinline]] void run(idx_t tasks, const detail::task_body& body) {

@@ -66,9 +66,9 @@ ATTN_INLINE T sum_packets(idx_t end, Take&& take) {
 /// Gamma and beta as plain numbers.
 template <class T>
 struct row_norm {
-  T *gamma, *beta;   // a row for each head, padded with zeros to whole packets, or a packet for all
+  T *gamma, *beta;                      // a row for each head, padded with zeros to whole packets, or a packet for all
   idx_t gamma_step = 1, beta_step = 1;  // 0 for a packet
-  idx_t dim, heads;  // of a row; rows of a token that are normalised each by itself
+  idx_t dim, heads;                     // of a row; rows of a token that are normalised each by itself
   T eps = 0;
   T share, terms;       // a power of two below 1 / dim, with which sums do not overflow; 2 dim times that
   T inverse;            // 1 / dim

@@ -38,15 +38,15 @@ struct address_range {
 /// and no stride negative or large and, of one that is written, every axis steps over all that those after it touch.
 inline bool plain_addresses(const memory_layout& x, bool written, address_range& to) {
   std::size_t furthest = 0, steps = 0, numbers = 1;
-  bool apart = x.data != nullptr;
+  bool distinct = x.data != nullptr;
   for (int n = x.rank; n-- > 0;) {
     const auto last = static_cast<std::size_t>(x.extents[n]) - 1, stride = static_cast<std::size_t>(x.strides[n]);
-    apart &= !written | (last == 0) | (stride >= numbers);
+    distinct &= !written | (last == 0) | (stride >= numbers);
     furthest |= last, steps |= stride, numbers += last * stride;
   }
   to.begin = reinterpret_cast<std::uintptr_t>(x.data);
   to.end = to.begin + numbers * static_cast<std::size_t>(x.item);
-  return apart && furthest < (std::size_t(1) << 18) && steps < (std::size_t(1) << 24);
+  return distinct && furthest < (std::size_t(1) << 18) && steps < (std::size_t(1) << 24);
 }
 
 /// A view of the shape of another.

@@ -233,7 +233,7 @@ constexpr idx_t row_operands(idx_t n) {
 }
 
 /// Packs `rows` <= tile_rows rows as [col / chunk][tile_rows][chunk], each number times `factor`, which for pairs is 1;
-/// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros its last chunk.
+/// the last row is repeated to fill a tile height, for the matrix unit the tile, and zeros fill the last vector.
 /// Takes tile_rows * row_chunk_operands(cols) operands, and nothing beyond them is written: other threads may pack what
 /// follows.
 template <class T, class Row>

@@ -5,7 +5,6 @@
 #include <attn/core/tensor_view.hpp>
 
 #include <cstddef>
-#include <limits>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
@@ -25,18 +24,16 @@ class scratch_buffer {
   memory_block memory_;
 };
 
-/// Allocates aligned parts of a scratch buffer one after the other. With a null base, and beyond the size of the
-/// buffer, it only counts bytes.
+/// Allocates aligned parts of a scratch buffer one after the other. With a null base it only counts bytes.
 class arena {
  public:
-  explicit arena(std::byte* base = nullptr, std::size_t size = (std::numeric_limits<std::size_t>::max)())
-      : base_(base), size_(base ? size : 0) {}
+  explicit arena(std::byte* base = nullptr) : base_(base) {}
 
   template <class T>
   T* allocate(idx_t count) {
     const std::size_t begin = used_;
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + cache_line - 1) / cache_line * cache_line;
-    return used_ <= size_ ? static_cast<T*>(static_cast<void*>(base_ + begin)) : nullptr;  // aligned: no -Wcast-align
+    return base_ ? static_cast<T*>(static_cast<void*>(base_ + begin)) : nullptr;  // aligned: no -Wcast-align
   }
   /// `count` objects made by layout(*this), which allocates what they point to.
   template <class Layout>
@@ -50,12 +47,10 @@ class arena {
     return list;
   }
   std::size_t used() const { return used_; }
-  /// Whether the buffer had room for all parts.
-  bool fits() const { return used_ <= size_; }
 
  private:
   std::byte* base_;
-  std::size_t size_, used_ = 0;
+  std::size_t used_ = 0;
 };
 
 }}}  // namespace attn::ATTN_ISA::detail

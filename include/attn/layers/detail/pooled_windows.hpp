@@ -52,8 +52,8 @@ struct rows_of_heads : memory_layout {
 inline constexpr int pooling_tile = 8;
 /// Rows that are summed before their sums are added to those of a window, a multiple of pooling_tile.
 inline constexpr idx_t pooling_block = 16;
-/// How much larger than the reference a logit may be: weights are at most e^16.
-inline constexpr int pooling_margin = 16;
+/// How much larger than the reference a logit may be: weights are at most e^8, so that sums of large numbers are finite.
+inline constexpr int pooling_margin = 8;
 /// How many bytes after a tile lie the tokens that are prefetched while it is computed.
 inline constexpr idx_t pooling_distance = 16384;
 
@@ -344,8 +344,7 @@ struct pooled_tokens_driver {
   void pool_by_rows(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to) const {
     const idx_t count = rows(of, w);
     const bool short_window = count <= pooling_block;
-    if (!short_window)
-      for (T* const sums : {m.sum, m.mean, m.sum_error, m.mean_error}) std::fill_n(sums, m.padded, T(0));
+    for (T* const sums : {m.sum, m.mean, m.sum_error, m.mean_error}) std::fill_n(sums, m.padded, T(0));
     for (idx_t n = 0; n < count; n += tile.count) {
       load_rows(of, w, n, m, tile);
       const pooled_prefetch next = prefetch(of, w, n);

@@ -126,7 +126,8 @@ struct multipole_clustering {
       }
       packed_keys<T> distant = p.distant;
       distant.pack(matrix_view<const T>{p.clusters.centres, rows, shape.dim, p.clusters.sums.stride, 1},
-               matrix_view<const T>{p.clusters.parts.values, rows, shape.dim_v, p.clusters.sums.stride_v, 1}, 0, rows);
+               matrix_view<const T>{p.clusters.parts.values, rows, shape.dim_v, p.clusters.sums.stride_v, 1}, 0, rows,
+                   packed_keys<T>::wide);  // ranks read whole panels
     });
   }
 

@@ -165,7 +165,7 @@ struct lightning_indexer_backward_driver {
         for (idx_t i = queries * part / own; part < own && i < queries * (part + 1) / own; ++i)
           differentiate_query(b, i, part, sums, s);
       });
-      if (!dk) return;
+      if (!dk) continue;
       items.for_each(ceil_div(shape.keys, store_step), [&](idx_t b, const listed_sums<T>& sums, idx_t step, int) {
         const idx_t begin = step * store_step;
         sums.store_rows(head_of(dk, b, 0), begin, (std::min)(begin + store_step, shape.keys), in.lengths.keys(b),

@@ -52,16 +52,16 @@ struct packed_keys {
   }
 
   /// Fills slots [begin, end) from the rows `positions` names of matrices, or of cache_rows; begin is a multiple of
-  /// the panel width. While a panel is packed, the rows of the next one are fetched.
+  /// the panel width. Keys fill whole units. While a panel is packed, the rows of the next one are fetched.
   template <class Keys, class Values>
-  void pack(const Keys& k, const Values& v, idx_t begin, idx_t end) {
+  void pack(const Keys& k, const Values& v, idx_t begin, idx_t end, idx_t unit = read_together) {
     for (idx_t slot = begin; slot < end; slot += wide) {
       const idx_t stop = (std::min)(slot + wide, end);
       for (idx_t n = stop; n < (std::min)(stop + wide, end); ++n) {
         prefetch_row(k, positions[n]);
         prefetch_row(v, positions[n]);
       }
-      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop, read_together);
+      pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop, unit);
       pack_values(v, slot, stop);
     }
   }

@@ -359,7 +359,7 @@ void pair_output(const float* weights, bool zeros, const float* rescale, const R
     for (idx_t j = 0; j < v.rows; j += 2) {
       const Eigen::bfloat16* const x = v.row(j) + col;
       constexpr idx_t bytes = N * 2 * 2 * w * idx_t(sizeof *x);  // of two rows
-      prefetch_bytes(keys.next(bytes, x), bytes);
+      prefetch_next(keys, bytes, x);
       const Eigen::bfloat16* const y = j + 1 < v.rows ? v.row(j + 1) + col : nullptr;
       packet<bf16_pair> low[array_size<N>], high[array_size<N>];
       unroll<N>([&](auto n) {

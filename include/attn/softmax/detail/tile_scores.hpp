@@ -132,7 +132,7 @@ mask_coverage seen_of_tile(const key_range* ranges, const index_map& positions, 
   return any ? (all ? mask_coverage::all : mask_coverage::some) : mask_coverage::none;
 }
 
-/// Step 2 of masked_scores(), which see.
+/// Step 2 of masked_scores().
 template <class P, class T, class Score>
 [[gnu::noinline]] void finish_scores(const T* relative, const key_range* ranges, const index_map& positions,
                                      const packed_keys<P>& keys, const tile& t, const score_terms<T, Score>& terms,
