@@ -272,13 +272,14 @@ struct channel_code_writer {
     alignas(64) float fewest[some], losses[some];
     losses_of(numbers, best, fewest);
     for (int n = 1; n < choices * choices; ++n) {
+      const int from_least = n % choices, from_largest = n / choices;  // parts
       grids grid;
       for (idx_t c = 0; c < some; ++c) {
         const float part = (largest[c] - least[c]) / (2 * layout_type::most * (choices - 1));
-        const float from = static_cast<float>(Eigen::bfloat16(least[c] + static_cast<float>(n % choices) * part));
+        const float from = static_cast<float>(Eigen::bfloat16(least[c] + static_cast<float>(from_least) * part));
         // An offset that is rounded up beyond half of a step is left out.
         grid.set(c, from - least[c] <= static_cast<float>(choices - 1) * part ? from : least[c],
-                 largest[c] - static_cast<float>(n / choices) * part);
+                 largest[c] - static_cast<float>(from_largest) * part);
       }
       losses_of(numbers, grid, losses);
       for (idx_t c = 0; c < some; ++c)
