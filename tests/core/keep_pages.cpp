@@ -3,6 +3,7 @@
 #include <attn/core/paged_cache.hpp>
 
 #include "support/catch.hpp"
+#include "support/positions.hpp"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -12,16 +13,9 @@ namespace {
 
 constexpr idx_t batch = 3, kv_heads = 2, dim = 20, value_dim = 12, tokens = 40, item = 1;
 
-using positions = std::vector<idx_t>;
-positions range(idx_t begin, idx_t end) {
-  positions all;
-  for (; begin < end; ++begin) all.push_back(begin);
-  return all;
-}
-positions joined(positions a, const positions& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
+using position_lists::joined;
+using position_lists::positions;
+using position_lists::range;
 
 struct inputs {
   tensor<float> k = cast<float>(random_normal(2, batch, kv_heads, tokens, dim)),

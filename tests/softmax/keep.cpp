@@ -6,6 +6,7 @@
 #include <attn/softmax/topk_blocks_step.hpp>
 
 #include "support/catch.hpp"
+#include "support/positions.hpp"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -17,16 +18,9 @@ constexpr idx_t batch = 3, heads = 4, kv_heads = 2, dim = 20, value_dim = 12, to
 const attn::state_extents extents{.batch = batch, .heads = kv_heads, .dim = dim, .value_dim = value_dim};
 const std::vector<idx_t> fed = {30, tokens, 9};
 
-using positions = std::vector<idx_t>;
-positions range(idx_t begin, idx_t end) {
-  positions all;
-  for (; begin < end; ++begin) all.push_back(begin);
-  return all;
-}
-positions joined(positions a, const positions& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
+using position_lists::joined;
+using position_lists::positions;
+using position_lists::range;
 positions random_positions(std::uint64_t seed, idx_t of_ten) {
   random_source random(seed);
   positions all;
