@@ -58,7 +58,7 @@ void delta_rule_backward(const Q& q, const K& k, const V& v, const D& d_out,
   detail::call_views check{"delta_rule_backward"};
   const auto views = detail::backward_views_of<S>(q, k, v, d_out);
   const auto call = detail::check_correcting_backward<detail::rule::correct>(check, views, gradients, given, threads);
-  detail::run_delta_rule_backward(call, threads);
+  detail::run_recurrence_backward<detail::rule::correct>(call, threads);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -55,7 +55,7 @@ void dplr_backward(const Q& q, const K& k, const V& v, const A& a, const B& b, c
   detail::call_views check{"dplr_backward"};
   const auto views = detail::with_rows(detail::backward_views_of<S>(q, k, v, d_out), a, b);
   const auto call = detail::check_correcting_backward<detail::rule::low_rank>(check, views, gradients, given, threads);
-  detail::run_dplr_backward(call, threads);
+  detail::run_recurrence_backward<detail::rule::low_rank>(call, threads);
 }
 
 }}  // namespace attn::ATTN_ISA

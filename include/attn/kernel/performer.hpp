@@ -73,7 +73,7 @@ void performer(const Q& q, const K& k, const V& v, O&& out, const Features& feat
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
   detail::performer_features<compute_type<S>> map(call);
   call.map = &map;
-  detail::run_performer(call, detail::plain_execution_of("performer", exec, options));
+  detail::run_sums(call, detail::plain_execution_of("performer", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

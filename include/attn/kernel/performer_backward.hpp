@@ -57,7 +57,7 @@ void performer_backward(const Q& q, const K& k, const V& v, const Features& feat
   detail::performer_features<compute_type<S>> map(call.forward);
   detail::performer_features_backward<compute_type<S>> back(map);
   call.forward.map = &map, call.map = &back;
-  detail::run_performer_backward(call, detail::plain_execution_of("performer_backward", exec, options));
+  detail::run_sums_backward(call, detail::plain_execution_of("performer_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -29,30 +29,12 @@ struct performer_step_options {
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
   key_mask_view key_mask{};           // [B or 1, n]
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .eps = eps, .key_mask = key_mask, .given_scale = scale,
+            .feature_eps = feature_eps};
+  }
 };
-
-template <element S>
-class performer_state;
-
-namespace detail {
-
-/// A step or append of performer.
-template <class S>
-void step_performer(const char* name, performer_state<S>& state, const kernel_views<S>& x,
-                    const performer_step_options<S>& o, execution& exec) {
-  const kernel_parameters<compute_type<S>> given{
-      .both_lengths = o.lengths, .eps = o.eps, .key_mask = o.key_mask, .given_scale = o.scale,
-      .feature_eps = o.feature_eps, .kernel = state.kernel()};
-  auto& items = step_access::of(state);
-  call_views check{name};
-  auto call = check_kernel(check, x, given, items.heads());
-  performer_features<compute_type<S>> map(call);
-  call.map = &map;
-  check_kernel_step(check, call, items);
-  run_performer_step(call, items, exec);
-}
-
-}  // namespace detail
 
 /// The sums of performer for elements of type S, `features` rows of W and the kernel it will be used with. Throws
 /// std::invalid_argument for negative extents or sizes no memory can hold.
@@ -73,10 +55,11 @@ class performer_state : public kernel_state<compute_type<S>> {
   template <viewable K, viewable V, class Features = performer_step_options<S>,
             class Options = performer_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::step_performer<S>("performer_state::append", *this,
-                              detail::with_features(detail::without_queries<S>(k, v), features),
-                              detail::options_or_default<performer_step_options<S>>(options),
-                              detail::plain_execution_of("performer_state::append", exec, options));
+    detail::step_random_features<detail::performer_features<compute_type<S>>>(
+        "performer_state::append", detail::step_access::of(*this),
+        detail::with_features(detail::without_queries<S>(k, v), features),
+        detail::options_or_default<performer_step_options<S>>(options),
+        detail::plain_execution_of("performer_state::append", exec, options));
   }
 };
 
@@ -87,9 +70,11 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = performer_step_options<S>>
 void performer_step(performer_state<S>& state, const Q& q, const K& k, const V& v, O&& out,
                     const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-  detail::step_performer<S>("performer_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
-                            detail::options_or_default<performer_step_options<S>>(options),
-                            detail::plain_execution_of("performer_step", exec, options));
+  detail::step_random_features<detail::performer_features<compute_type<S>>>(
+      "performer_step", detail::step_access::of(state),
+      detail::with_features(detail::views_of<S>(q, k, v, out), features),
+      detail::options_or_default<performer_step_options<S>>(options),
+      detail::plain_execution_of("performer_step", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -61,7 +61,7 @@ void rfa(const Q& q, const K& k, const V& v, O&& out, const Features& features =
   auto call = detail::check_kernel(check, detail::with_features(detail::views_of<S>(q, k, v, out), features), given);
   detail::rfa_features<compute_type<S>> map(call);
   call.map = &map;
-  detail::run_rfa(call, detail::plain_execution_of("rfa", exec, options));
+  detail::run_sums(call, detail::plain_execution_of("rfa", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -58,7 +58,7 @@ void rfa_backward(const Q& q, const K& k, const V& v, const Features& features, 
   detail::rfa_features<compute_type<S>> map(call.forward);
   detail::rfa_features_backward<compute_type<S>> back(map);
   call.forward.map = &map, call.map = &back;
-  detail::run_rfa_backward(call, detail::plain_execution_of("rfa_backward", exec, options));
+  detail::run_sums_backward(call, detail::plain_execution_of("rfa_backward", exec, options));
 }
 
 }}  // namespace attn::ATTN_ISA

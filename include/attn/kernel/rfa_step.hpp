@@ -24,29 +24,12 @@ struct rfa_step_options {
   real eps = real(0), norm_eps = real(0);
   view_field<const real, 3> gate{};   // [B, H or Hkv, n]
   key_mask_view key_mask{};           // [B or 1, n]
+
+  operator detail::kernel_parameters<real>() const {
+    return {.both_lengths = lengths, .eps = eps, .norm_eps = norm_eps, .gate = gate, .complement = true,
+            .key_mask = key_mask};
+  }
 };
-
-template <element S>
-class rfa_state;
-
-namespace detail {
-
-/// A step or append of rfa.
-template <class S>
-void step_rfa(const char* name, rfa_state<S>& state, const kernel_views<S>& x, const rfa_step_options<S>& o,
-              execution& exec) {
-  const kernel_parameters<compute_type<S>> given{.both_lengths = o.lengths, .eps = o.eps, .norm_eps = o.norm_eps,
-                                                 .gate = o.gate, .complement = true, .key_mask = o.key_mask};
-  auto& items = step_access::of(state);
-  call_views check{name};
-  auto call = check_kernel(check, x, given, items.heads());
-  rfa_features<compute_type<S>> map(call);
-  call.map = &map;
-  check_kernel_step(check, call, items);
-  run_rfa_step(call, items, exec);
-}
-
-}  // namespace detail
 
 /// The sums of rfa for elements of type S and `features` rows of W. Throws std::invalid_argument for negative extents
 /// or sizes no memory can hold.
@@ -59,9 +42,11 @@ class rfa_state : public kernel_state<compute_type<S>> {
   /// rfa_step without queries: feeds k [B, Hkv, n, D] and v [B, Hkv, n, Dv].
   template <viewable K, viewable V, class Features = rfa_step_options<S>, class Options = rfa_step_options<S>>
   void append(const K& k, const V& v, const Features& features = {}, Options&& options = {}, execution_ref exec = {}) {
-    detail::step_rfa<S>("rfa_state::append", *this, detail::with_features(detail::without_queries<S>(k, v), features),
-                        detail::options_or_default<rfa_step_options<S>>(options),
-                        detail::plain_execution_of("rfa_state::append", exec, options));
+    detail::step_random_features<detail::rfa_features<compute_type<S>>>(
+        "rfa_state::append", detail::step_access::of(*this),
+        detail::with_features(detail::without_queries<S>(k, v), features),
+        detail::options_or_default<rfa_step_options<S>>(options),
+        detail::plain_execution_of("rfa_state::append", exec, options));
   }
 };
 
@@ -72,8 +57,8 @@ template <element S, viewable Q, viewable K, viewable V, viewable O, class Featu
           class Options = rfa_step_options<S>>
 void rfa_step(rfa_state<S>& state, const Q& q, const K& k, const V& v, O&& out, const Features& features = {},
               Options&& options = {}, execution_ref exec = {}) {
-  detail::step_rfa<S>(
-      "rfa_step", state, detail::with_features(detail::views_of<S>(q, k, v, out), features),
+  detail::step_random_features<detail::rfa_features<compute_type<S>>>(
+      "rfa_step", detail::step_access::of(state), detail::with_features(detail::views_of<S>(q, k, v, out), features),
       detail::options_or_default<rfa_step_options<S>>(options), detail::plain_execution_of("rfa_step", exec, options));
 }
 

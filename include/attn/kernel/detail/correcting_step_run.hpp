@@ -114,14 +114,6 @@ void run_delta_rule_by_tokens(const kernel_call<T>& call, execution& exec) {
     correcting_steps<rule::correct>(with_state, first, exec);
   });
 }
-template <class T>
-void run_delta_rule_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
-  run_correcting_step<rule::correct>(call, state, exec);
-}
-template <class T>
-void run_dplr_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
-  run_correcting_step<rule::low_rank>(call, state, exec);
-}
 
 /// What delta_rule_state and dplr_state have in common, for elements of type S.
 template <rule R, class S>
@@ -150,15 +142,12 @@ void step_correcting(const char* name, kernel_items<compute_type<S>>& state, con
                  {"key dim = dim of the state", state.features(), call.shape.dim},
                  {"value dim = value dim of the state", state.value_dim(), call.shape.dim_v}});
   check.update("the state", state.memory());
-  if constexpr (R == rule::correct)
-    run_delta_rule_step(call, state, exec);
-  else
-    run_dplr_step(call, state, exec);
+  run_correcting_step<R>(call, state, exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_delta_rule_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_correcting_step<rule::correct>(kernel_call<T>&, kernel_items<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_dplr_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_correcting_step<rule::low_rank>(kernel_call<T>&, kernel_items<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -221,15 +221,25 @@ void check_kernel_step(call_views& check, kernel_call<T>& call, const kernel_ite
 
 /// A checked step. An exception, of a caller's map or because memory runs out, leaves the state reset.
 template <class T>
-void run_performer_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
+void run_sums_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
   feed_state(
-      call, state, call.work(), exec, [&](const kernel_call<T>& some) { sums_driver<T>{some}.run(exec); },
+      call, state, call.work(), exec, [&](const kernel_call<T>& some) { run_sums(some, exec); },
       [&](const sequence_lengths& first) { kernel_steps<false, T>{call, first}.run(exec); });
 }
-template <class T>
-void run_rfa_step(kernel_call<T>& call, kernel_items<T>& state, execution& exec) {
-  run_performer_step(call, state, exec);
+
+/// A step or append with random features: of performer, whose kernel is the state's, or rfa.
+template <class Features, class S>
+void step_random_features(const char* name, kernel_items<compute_type<S>>& state, const kernel_views<S>& x,
+                          kernel_parameters<compute_type<S>> given, execution& exec) {
+  given.kernel = static_cast<performer_kernel>(state.kind().variant);
+  call_views check{name};
+  auto call = check_kernel(check, x, given, state.heads());
+  Features map(call);
+  call.map = &map;
+  check_kernel_step(check, call, state);
+  run_sums_step(call, state, exec);
 }
+
 template <class T>
 void run_linear_by_tokens(const kernel_call<T>& call, execution& exec) {
   const auto limit = exec.limit_threads(call.work());
@@ -246,7 +256,5 @@ void run_linear_step(kernel_call<T>& call, kernel_items<T>& state, execution& ex
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_performer_step(kernel_call<T>&, kernel_items<T>&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_rfa_step(kernel_call<T>&, kernel_items<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_sums_step(kernel_call<T>&, kernel_items<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -265,18 +265,14 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
   }
 };
 
-template <class T>
-void run_delta_rule_backward(const kernel_backward_call<T>& call, execution& exec) {
-  if (call.any()) recurrence_backward_driver<rule::correct, T>{call}.run(exec);
-}
-template <class T>
-void run_dplr_backward(const kernel_backward_call<T>& call, execution& exec) {
-  if (call.any()) recurrence_backward_driver<rule::low_rank, T>{call}.run(exec);
+template <rule R, class T>
+void run_recurrence_backward(const kernel_backward_call<T>& call, execution& exec) {
+  if (call.any()) recurrence_backward_driver<R, T>{call}.run(exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_delta_rule_backward(const kernel_backward_call<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_recurrence_backward<rule::correct>(const kernel_backward_call<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_dplr_backward(const kernel_backward_call<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_recurrence_backward<rule::low_rank>(const kernel_backward_call<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

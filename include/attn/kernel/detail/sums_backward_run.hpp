@@ -265,27 +265,21 @@ void store_feature_gradients(const kernel_backward_call<T>& in, const kernel_sum
 }
 
 template <class T>
-void run_performer_backward(const kernel_backward_call<T>& call, execution& exec) {
+void run_sums_backward(const kernel_backward_call<T>& call, execution& exec) {
   if (!call.any()) return;
   const sums_kernel_backward<T> kernel{call};
   sums_backward_driver<T> driver{{kernel}};
   driver.run(exec);
   store_feature_gradients(call, driver.feature_sums, exec);
 }
-template <class T>
-void run_rfa_backward(const kernel_backward_call<T>& call, execution& exec) {
-  run_performer_backward(call, exec);
-}
 /// Needs recurrence_backward_run.hpp.
 template <class T>
 void run_linear_backward(const kernel_backward_call<T>& call, execution& exec) {
-  if (call.forward.driver == kernel_driver::sums) return run_performer_backward(call, exec);
+  if (call.forward.driver == kernel_driver::sums) return run_sums_backward(call, exec);
   if (call.any()) recurrence_backward_driver<rule::add, T>{call}.run(exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_performer_backward(const kernel_backward_call<T>&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_rfa_backward(const kernel_backward_call<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_sums_backward(const kernel_backward_call<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -157,11 +157,7 @@ struct sums_driver {
 };
 
 template <class T>
-void run_performer(const kernel_call<T>& call, execution& exec) {
-  sums_driver<T>{call}.run(exec);
-}
-template <class T>
-void run_rfa(const kernel_call<T>& call, execution& exec) {
+void run_sums(const kernel_call<T>& call, execution& exec) {
   sums_driver<T>{call}.run(exec);
 }
 template <class T>
@@ -171,12 +167,10 @@ template <class T>
 void run_linear(const kernel_call<T>& call, execution& exec) {
   if (call.by_tokens(exec)) return run_linear_by_tokens(call, exec);
   if (call.driver == kernel_driver::recurrence) return recurrence_driver<rule::add, T>{call}.run(exec);
-  sums_driver<T>{call}.run(exec);
+  run_sums(call, exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_performer(const kernel_call<T>&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_rfa(const kernel_call<T>&, execution&)
+#define ATTN_RUN_IN(T) void run_sums(const kernel_call<T>&, execution&)
 #include <attn/core/detail/compiled.hpp>

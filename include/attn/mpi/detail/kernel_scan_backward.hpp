@@ -256,7 +256,7 @@ void run_spread_backward(const char* name, MPI_Comm communicator, const kernel_v
     auto back = one.back(map);
     call.map = &map, wanted.map = &back;
     if (!wanted.any()) return;
-    if (sequence.group().size() == 1) return run_performer_backward(wanted, exec);
+    if (sequence.group().size() == 1) return run_sums_backward(wanted, exec);
     const sums_kernel_backward<T> in{wanted};
     sums_backward_driver<T> driver{{in}};
     driver.earlier_keys = true;
