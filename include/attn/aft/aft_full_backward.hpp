@@ -33,8 +33,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct aft_full_gradients {
   view_field<S> q{}, k{}, v{}, w{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of aft_full. See the top of the file. Options and an execution may be left out.

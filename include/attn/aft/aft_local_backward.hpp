@@ -30,8 +30,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct aft_local_gradients {
   view_field<S> q{}, k{}, v{}, w{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of aft_local. See the top of the file. Options and an execution may be left out.

@@ -26,8 +26,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct aft_simple_gradients {
   view_field<S> q{}, k{}, v{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of aft_simple. See the top of the file. Options and an execution may be left out.

@@ -30,8 +30,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of fnet for elements of type S.
 template <class S>
 struct fnet_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
-
   /// True lengths, one per batch item: the transform runs over these, and rows of padding are 0 in out.
   list_view<idx_t> lengths{};
 };

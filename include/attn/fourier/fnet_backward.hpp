@@ -24,8 +24,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct fnet_gradients {
   view_field<S> x{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

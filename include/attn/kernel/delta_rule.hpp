@@ -30,7 +30,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of delta_rule for elements of type S.
 template <class S>
 struct delta_rule_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of out; 1 / sqrt(D) unless given.

@@ -38,8 +38,7 @@ struct delta_rule_gradients {
   view_field<real> log_decay{};             // as log_decay: [B, Hv, L, 1 or D]
   view_field<real> initial_state{};         // [B, Hv, D, Dv]
   view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 
   operator detail::kernel_gradients<S>() const {
     return {.q = q, .k = k, .v = v, .beta = beta, .log_decay = log_decay, .initial_state = initial_state,

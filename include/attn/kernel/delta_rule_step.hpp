@@ -20,7 +20,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of delta_rule_step: those of delta_rule that apply to single tokens.
 template <class S>
 struct delta_rule_step_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

@@ -35,7 +35,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of dplr for elements of type S.
 template <class S>
 struct dplr_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Factor of out; 1 / sqrt(D) unless given.

@@ -34,8 +34,7 @@ struct dplr_gradients {
   view_field<real> log_decay{};             // as log_decay: [B, H, L, 1 or D]
   view_field<real> initial_state{};         // [B, H, D, Dv]
   view_field<const real> d_final_state{};   // an input, as final_state; 0 unless given
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 
   operator detail::kernel_gradients<S>() const {
     return {.q = q, .k = k, .v = v, .a = a, .b = b, .log_decay = log_decay, .initial_state = initial_state,

@@ -23,7 +23,6 @@ using dplr_state_extents = delta_rule_state_extents;
 /// Options of dplr_step: those of dplr that apply to single tokens.
 template <class S>
 struct dplr_step_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

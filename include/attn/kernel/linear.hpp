@@ -37,7 +37,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of linear for elements of type S.
 template <class S>
 struct linear_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   bool causal = false;  // query i is at position i + Lk - Lq (true lengths) and sees the keys up to there

@@ -52,8 +52,7 @@ struct linear_gradients {
   /// Inputs, as final_state and final_weights: 0 unless given.
   view_field<const real> d_final_state{};
   view_field<const real, 3> d_final_weights{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 
   operator detail::kernel_gradients<S>() const {
     return {.q = q, .k = k, .v = v, .gate = decay, .log_decay = log_decay, .bonus = bonus,

@@ -18,7 +18,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of linear_step: those of linear that apply to single tokens.
 template <class S>
 struct linear_step_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.

@@ -38,7 +38,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of performer for elements of type S.
 template <class S>
 struct performer_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};  // factor of q.k, >= 0; 1 / sqrt(D) unless given

@@ -35,8 +35,7 @@ template <class S>
 struct performer_gradients {
   view_field<S> q{}, k{}, v{};
   view_field<S, 3> features{};   // as features, summed over what shares them
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 
   operator detail::kernel_gradients<S>() const {
     return {.q = q, .k = k, .v = v, .features = features, .accumulate = accumulate};

@@ -20,7 +20,6 @@ struct performer_state_options {
 /// Options of performer_step: those of performer that apply to single tokens. The kernel is the state's.
 template <class S>
 struct performer_step_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
 
   std::optional<real> scale{};

@@ -43,8 +43,7 @@ struct encoder_block_gradients {
   layer_norm_weight_gradients<S> norm_1{}, norm_2{};
   feed_forward_weight_gradients<S> feed_forward{};
   project_weight_gradients<S> residual{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

@@ -39,8 +39,7 @@ struct feed_forward_gradients {
   view_field<S, 3> x{};
   view_field<S, 2> up{}, down{}, gate{};
   view_field<S, 1> up_bias{}, down_bias{}, gate_bias{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

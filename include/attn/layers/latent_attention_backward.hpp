@@ -39,8 +39,7 @@ struct latent_attention_gradients {
   view_field<real, 1> alibi_slopes{}, sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of latent_attention. See the top of the file.

@@ -34,8 +34,7 @@ template <class S>
 struct layer_norm_gradients {
   view_field<S, 3> x{};
   view_field<S, 1> gamma{}, beta{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

@@ -48,8 +48,7 @@ struct multi_head_gradients {
   view_field<S, 3> x{}, context{};
   view_field<S, 2> query{}, key{}, value{}, output{}, gate{};
   view_field<S, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{}, gate_bias{}, q_norm{}, k_norm{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of multi_head. See the top of the file.

@@ -42,8 +42,7 @@ struct multi_head_latent_gradients {
   view_field<S, 1> latent_norm{};
   view_field<S, 2> latent_up{};
   view_field<S, 2> output{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

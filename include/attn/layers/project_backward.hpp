@@ -40,8 +40,7 @@ struct project_gradients {
   view_field<S, 3> x{};
   project_weight_gradient<S> weight{};
   view_field<S, 1> bias{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

@@ -33,8 +33,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct reversible_block_gradients {
   view_field<S, 3> x{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

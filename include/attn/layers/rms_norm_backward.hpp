@@ -27,8 +27,7 @@ template <class S>
 struct rms_norm_gradients {
   view_field<S, 3> x{};
   view_field<S, 1> gamma{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of rms_norm. See the top of the file.

@@ -32,8 +32,7 @@ struct short_convolution_gradients {
   view_field<S, 1> bias{};
   view_field<S, 3> initial_state{};
   view_field<const S, 3> d_final_state{};   // an input, as final_state; 0 unless given
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of short_convolution. See the top of the file.

@@ -28,8 +28,7 @@ struct sinusoidal_positions_options {
   idx_t first = 0;
   position_layout layout = position_layout::interleaved;
   double base = 10000;
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 namespace detail {

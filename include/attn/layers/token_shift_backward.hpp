@@ -31,8 +31,7 @@ struct token_shift_gradients {
   view_field<S, 1> mix{};
   view_field<S, 2> initial_state{};
   view_field<const S, 2> d_final_state{};   // an input, as final_state; 0 unless given
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of token_shift. See the top of the file.

@@ -28,7 +28,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of linformer for elements of type S.
 template <class S>
 struct linformer_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask | detail::fields::lse;
 

@@ -36,8 +36,7 @@ struct linformer_gradients {
   view_field<S, 3> e{}, f{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of linformer. See the top of the file.

@@ -27,7 +27,6 @@ namespace attn { inline namespace ATTN_ISA {
 /// Options of long_short for elements of type S.
 template <class S>
 struct long_short_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::key_mask |
                                      detail::fields::softcap | detail::fields::sinks | detail::fields::lse;

@@ -42,8 +42,7 @@ struct multipole_gradients {
   view_field<real, 1> sinks{};
   /// Read, not written: the gradient of lse, [B, H, Lq].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of multipole. See the top of the file.

@@ -39,7 +39,6 @@ enum class pseudo_inverse {
 /// Options of nystrom for elements of type S.
 template <class S>
 struct nystrom_options {
-  static_assert(element<S>, "attn: elements must be float, double, Eigen::half or Eigen::bfloat16");
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask;
 

@@ -36,8 +36,7 @@ struct nystrom_gradients {
   view_field<S> q{}, k{}, v{};
   /// [H, width]
   view_field<real, 2> convolution{};
-  /// Add to what is there, instead of writing it over.
-  bool accumulate = false;
+  bool accumulate = false;  // add to what is there instead of writing it over
 };
 
 /// The gradients of nystrom. See the top of the file.
