@@ -54,7 +54,7 @@ void aft_conv(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   auto call = detail::checked_aft<aft_conv_options<S>>("aft_conv", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, given.grid);
   if (call.x.length == 0) return;
-  detail::run_aft_conv(call.x, grid, call.exec);
+  detail::run_aft_window(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -44,7 +44,7 @@ void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
       {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
       options, exec);
   const auto grid = detail::check_aft_conv_grid(call.views, call.x, given.grid);
-  detail::run_aft_conv_backward(call.x, grid, call.exec);
+  detail::run_aft_window_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

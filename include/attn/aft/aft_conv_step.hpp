@@ -52,7 +52,7 @@ void aft_conv_step(aft_conv_state<S>& state, const Q& q, const K& k, const V& v,
   x.key_mask.validate(call.views, x.batch, x.length);
   detail::check_kernels(call.views, x, false);
   call.views.equal("w width = state width", state.width(), x.w.extents[3]);
-  detail::run_aft_conv_step<S>(x, inside, call.exec);
+  detail::run_aft_window_step<S>(x, detail::aft_window_layout::kernel, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

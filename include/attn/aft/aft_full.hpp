@@ -43,7 +43,7 @@ void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&&
   using S = element_of<const Q&>;
   auto call = detail::checked_aft<aft_full_options<S>>("aft_full", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
-  detail::run_aft_full(call.x, grid, call.exec);
+  detail::run_aft_window(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -48,7 +48,7 @@ void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& 
       {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
       options, exec);
   const auto grid = detail::check_aft_full(call.views, call.x);
-  detail::run_aft_full_backward(call.x, grid, call.exec);
+  detail::run_aft_window_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

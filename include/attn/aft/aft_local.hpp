@@ -46,7 +46,7 @@ void aft_local(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&
   const auto& given = detail::options_or_default<aft_local_options<S>>(options);
   auto call = detail::checked_aft<aft_local_options<S>>("aft_local", q, k, v, out, w, options, exec);
   const auto grid = detail::check_aft_local(call.views, call.x, given.window, given.band);
-  detail::run_aft_local(call.x, grid, call.exec);
+  detail::run_aft_window(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

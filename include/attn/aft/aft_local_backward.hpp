@@ -46,7 +46,7 @@ void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D&
       {gradients.q, gradients.k, gradients.v, gradients.accumulate, gradients.w, &detail::gradient_elements_of<S>},
       options, exec);
   const auto grid = detail::check_aft_local(call.views, call.x, given.window, given.band);
-  detail::run_aft_local_backward(call.x, grid, call.exec);
+  detail::run_aft_window_backward(call.x, grid, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

@@ -60,7 +60,7 @@ void aft_local_step(aft_local_state<S>& state, const Q& q, const K& k, const V& 
   else
     check.at_least("w columns", tokens, x.w.extents[3]);
   const auto layout = band ? detail::aft_window_layout::band : detail::aft_window_layout::square;
-  detail::run_aft_local_step<S>(x, layout, inside, call.exec);
+  detail::run_aft_window_step<S>(x, layout, inside, call.exec);
 }
 
 }}  // namespace attn::ATTN_ISA

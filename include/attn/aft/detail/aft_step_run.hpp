@@ -187,13 +187,9 @@ void run_aft_full_step(aft_tensors<compute_type<S>>& call, Cache& cache, const t
 }
 
 template <class S>
-void run_aft_local_step(const aft_tensors<compute_type<S>>& call, aft_window_layout layout, aft_items<S>& state,
-                        execution& exec) {
+void run_aft_window_step(const aft_tensors<compute_type<S>>& call, aft_window_layout layout, aft_items<S>& state,
+                         execution& exec) {
   state.step(call, layout, exec);
-}
-template <class S>
-void run_aft_conv_step(const aft_tensors<compute_type<S>>& call, aft_items<S>& state, execution& exec) {
-  state.step(call, aft_window_layout::kernel, exec);
 }
 
 /// The states: sums over a stream, which are only ever added to; of aft_local and aft_conv over the tokens before the
@@ -229,8 +225,6 @@ class aft_state : public item_sequences<aft_items<S>> {
 
 #define ATTN_RUN_IN(T) void full_step_rows(const aft_tensors<T>&, std::span<const idx_t>, execution&)
 #include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN(S) void run_aft_local_step<S>(const aft_tensors<compute_type<S>>&, aft_window_layout, aft_items<S>&,  \
+#define ATTN_RUN(S) void run_aft_window_step<S>(const aft_tensors<compute_type<S>>&, aft_window_layout, aft_items<S>&,  \
   execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN(S) void run_aft_conv_step<S>(const aft_tensors<compute_type<S>>&, aft_items<S>&, execution&)
 #include <attn/core/detail/compiled.hpp>

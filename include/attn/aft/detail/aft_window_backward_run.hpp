@@ -131,23 +131,11 @@ struct aft_window_backward_driver {
 };
 
 template <class T>
-void run_aft_full_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+void run_aft_window_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
   aft_window_backward_driver<T>{call, *call.gradients, grid}.run(exec);
-}
-template <class T>
-void run_aft_local_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
-  run_aft_full_backward(call, grid, exec);
-}
-template <class T>
-void run_aft_conv_backward(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
-  run_aft_full_backward(call, grid, exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_aft_full_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_aft_local_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_aft_conv_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#define ATTN_RUN_IN(T) void run_aft_window_backward(const aft_tensors<T>&, const aft_window_grid&, execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -309,23 +309,11 @@ struct aft_window_driver {
 };
 
 template <class T>
-void run_aft_full(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
-  aft_window_driver<T>{call, grid}.run(exec);
-}
-template <class T>
-void run_aft_local(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
-  aft_window_driver<T>{call, grid}.run(exec);
-}
-template <class T>
-void run_aft_conv(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
+void run_aft_window(const aft_tensors<T>& call, const aft_window_grid& grid, execution& exec) {
   aft_window_driver<T>{call, grid}.run(exec);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
 
-#define ATTN_RUN_IN(T) void run_aft_full(const aft_tensors<T>&, const aft_window_grid&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_aft_local(const aft_tensors<T>&, const aft_window_grid&, execution&)
-#include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN_IN(T) void run_aft_conv(const aft_tensors<T>&, const aft_window_grid&, execution&)
+#define ATTN_RUN_IN(T) void run_aft_window(const aft_tensors<T>&, const aft_window_grid&, execution&)
 #include <attn/core/detail/compiled.hpp>
