@@ -9,8 +9,7 @@
 // The transform is linear and its own adjoint: nothing of the forward call is needed, neither x nor out, so neither is
 // an argument. Rows of padding have gradient 0, and what lies there in d_out is not read.
 //
-// Shapes   d_out and dx [B, H, L, D], as x. float, double, or Eigen::half / Eigen::bfloat16 in memory with float
-//          arithmetic.
+// Shapes   d_out and dx [B, H, L, D], as x.
 // Cost     time and scratch of fnet; nothing where dx is not given. Adding reads dx once more.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once

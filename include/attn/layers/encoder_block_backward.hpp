@@ -12,7 +12,6 @@
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. dx may be d_out unless it is added to: a stack needs one sequence of gradients.
-//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Mixer    mix(x, out, execution) is called once more, unless options.mixed is given, which the forward call wrote.
 //          Then mix_backward(x, out, d_out, dx, execution), with views [B, L, D], out being the mixer's result for x,
 //          must overwrite dx. It also computes the gradients of the mixer's own weights, which encoder_block_backward
@@ -25,8 +24,6 @@
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written; exceptions of the mixers are passed on and
 //          leave dx unchanged.
-//
-// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits.
 #pragma once
 
 #include <attn/layers/encoder_block.hpp>

@@ -9,7 +9,7 @@
 //   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+//          shapes of what they are of.
 // Cost     B L hidden (6 n + 4 m) operations, with a gate B L hidden (12 n + 4 m), 2.5 times those of
 //          the forward pass: the hidden layer is computed again, 480 tokens at a time, never that of the whole
 //          sequence. Scratch: packed, the weights and the transpose of up; the sums of dU and dV; n + m + 2 hidden
@@ -17,8 +17,8 @@
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.
 //
-// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
-// whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not. relu' is 0 at 0.
+// A token whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not. relu' is 0
+// at 0.
 #pragma once
 
 #include <attn/layers/detail/weight_gradients.hpp>

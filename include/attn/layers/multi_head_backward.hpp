@@ -17,7 +17,6 @@
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
 //          shapes of what they are of. A context is a separate input, even where it is x: its gradient is .context.
-//          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
 // Operator q, k, v are projected again, and op(q, k, v, out, execution) is called once more: an lse that it writes is
 //          then that of this layer, whatever other layers wrote there. With options.attended, which the forward call
 //          wrote, it is not called, and lse must be kept as well; without an output and a gate weight the forward
@@ -32,9 +31,8 @@
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written; exceptions of the operator are passed on.
 //
-// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. Tokens
-// whose dq, dk and dv are 0, as an operator with true lengths leaves them in padding, have gradient 0 and add nothing,
-// whatever their x is.
+// Tokens whose dq, dk and dv are 0, as an operator with true lengths leaves them in padding, have gradient 0 and add
+// nothing, whatever their x is.
 #pragma once
 
 #include <attn/layers/detail/multi_head_backward_run.hpp>

@@ -9,7 +9,7 @@
 //                                    {.heads = 16, .attention = {.causal = true, .lse = lse}, .attended = attended});
 //
 // Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
+//          shapes of what they are of.
 // Saved    Queries and latents are made again. .attended and .attention.lse are what the forward call wrote; without
 //          .attended latent_attention is called once more, which writes the lse. Without an output weight the forward
 //          call's out serves as attended.
@@ -21,8 +21,7 @@
 //          share memory with an input or one another, before anything is written; for those of .attention by the name
 //          of latent_attention.
 //
-// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. What
-// lies in padding (.attention.lengths) has gradient 0 and adds nothing, NaN or not.
+// What lies in padding (.attention.lengths) has gradient 0 and adds nothing, NaN or not.
 #pragma once
 
 #include <attn/layers/detail/multi_head_latent_backward_run.hpp>

@@ -6,16 +6,14 @@
 //   attn::project_backward(x, {.weight = w, .bias = b}, d_out, {.x = dx, .weight = dw, .bias = db}, threads);
 //
 // Shapes   x and weights as the forward call's, d_out as its out, which is not needed; gradients have the shapes of
-//          what they are of, also for a weight of each head. float, double, or Eigen::half / Eigen::bfloat16 in memory
-//          with float sums.
+//          what they are of, also for a weight of each head.
 // Cost     2 B L n m operations for each of dx and dW. Scratch: packed, the weight, and 480 tokens of x and d_out (with
 //          more than four threads as many again for every four); the sums of dW, n m numbers; per thread 96 (n + m)
 //          numbers.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients that share memory with an input or one
 //          another, before anything is written.
 //
-// Sums over the tokens of all batch items are split at fixed places: any number of threads gives the same bits. A token
-// whose d_out is 0 adds nothing, whatever its x is: so padding, NaN or not, has no part in dW.
+// A token whose d_out is 0 adds nothing, whatever its x is: so padding, NaN or not, has no part in dW.
 #pragma once
 
 #include <attn/layers/detail/project_backward_run.hpp>
