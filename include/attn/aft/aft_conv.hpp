@@ -15,8 +15,7 @@
 // Cost     4 B H L (width + 95) D operations, half of it when causal; for images height times as many, at most that of
 //          whole rows; some data take longer, as for aft_full. Scratch: about a million numbers a thread, and a
 //          sixteenth of k; for images 12 numbers a channel for every row of up to 96 columns, 6 more for every 96 more.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

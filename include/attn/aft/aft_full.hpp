@@ -15,8 +15,7 @@
 // Cost     4 B H L^2 D operations, half of it when causal, and L^2 exponentials for every 512 channels that share w.
 //          Rows in which no e^(k + w) reaches 10^-25 of e^(max k + max w) are computed again, several times slower.
 //          Scratch: 2 L numbers a channel, of 512 channels at a time.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -14,8 +14,7 @@
 //          Eigen::bfloat16 in memory with float arithmetic.
 // Cost     4 B H L (2 s + 94) D operations, half of it when causal; some data take longer, as for aft_full. Scratch: a
 //          sixteenth of k, and about a million numbers a thread.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 #pragma once
 

@@ -12,8 +12,7 @@
 // Shapes   q, k, v, out [B, H, L, D]. float, double, or Eigen::half / Eigen::bfloat16 in memory with float arithmetic.
 // Cost     Two passes over memory: k and v, then q and out (causal: then k and v too). Scratch: 3 D numbers for
 //          every 256 tokens.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 //          Causal rows add key by key to the sums of the chunks before theirs: in float, means of values that are all
 //          equal err by up to 2e-5 where the keys are equal too, by 2e-6 where they are not.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.

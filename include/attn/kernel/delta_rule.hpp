@@ -22,7 +22,6 @@
 // Token by token: delta_rule_step.hpp.
 #pragma once
 
-#include <attn/kernel/detail/correcting_checks.hpp>
 #include <attn/kernel/detail/correcting_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

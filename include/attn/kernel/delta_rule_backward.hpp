@@ -23,7 +23,6 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/kernel_backward_call.hpp>
 #include <attn/kernel/detail/recurrence_backward_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {

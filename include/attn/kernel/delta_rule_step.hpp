@@ -13,7 +13,6 @@
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>
-#include <attn/kernel/detail/correcting_step_run.hpp>
 
 namespace attn { inline namespace ATTN_ISA {
 

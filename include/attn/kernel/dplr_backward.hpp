@@ -19,7 +19,6 @@
 //          share memory with an input or one another, before anything is written.
 #pragma once
 
-#include <attn/kernel/detail/kernel_backward_call.hpp>
 #include <attn/kernel/detail/recurrence_backward_run.hpp>
 #include <attn/kernel/dplr.hpp>
 

@@ -4,12 +4,8 @@
 //   attn::dplr_step(state, q_t, k_t, v_t, a_t, b_t, out_t, {.log_decay = g_t});    // one token or many
 //   state.append(k, v, a, b, {.log_decay = g});                                    // the same without queries
 //
-// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see kernel_state.hpp.
-//
-// A million tokens in constant memory: S [dim, value dim] for every batch item and head, value dim rounded up to two
-// vectors, and `keep` times as much again; bytes() is exact.
-//
-// There is no merge: a part of a sequence changes the state by S -> M S + B with a matrix M, not by an addition.
+// Batch items of their own lengths, copies, writing, reading and .keep for rollback: see kernel_state.hpp; memory, and
+// why there is no merge: delta_rule_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/correcting_step_run.hpp>

@@ -9,10 +9,8 @@
 // Maps are called in no particular order and from all threads of the execution at once; T is float or double.
 #pragma once
 
-#include <attn/core/detail/exp.hpp>
 #include <attn/kernel/detail/features.hpp>
 
-#include <cmath>
 #include <span>
 
 namespace attn { inline namespace ATTN_ISA {

@@ -18,8 +18,7 @@
 //          numbers per thread, independent of the length; where heads are no multiple of the threads, which then share
 //          them, at most 10 states of (D + 1) Dv more. With a scale, a mask or states a call takes 1.1 times as long,
 //          with decays per channel 1.3 to 1.6 times, and threads do not share heads.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // A denominator of 0 (or less than 16 times the smallest normal number) gives zeros. Features are not rescaled: where

@@ -9,7 +9,6 @@
 // items of different lengths, copies, merging, writing and reading: see kernel_state.hpp.
 #pragma once
 
-#include <attn/kernel/detail/kernel_step_run.hpp>
 #include <attn/kernel/kernel_state.hpp>
 #include <attn/kernel/linear.hpp>
 

@@ -17,8 +17,7 @@
 // Cost     2 B L m (D + Dv) (H + Hkv) operations, O(L); causal B H L 64 (m + Dv) more. Scratch: at most about
 //          16 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share heads.
 //          Twice as much of everything for the kernels with two features per row.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Exponents are stored separately, so neither long queries nor long keys overflow or underflow, and later tokens change
@@ -30,8 +29,6 @@
 #include <attn/kernel/detail/performer_features.hpp>
 #include <attn/kernel/detail/sums_run.hpp>
 #include <attn/kernel/draw_features.hpp>
-
-#include <optional>
 
 namespace attn { inline namespace ATTN_ISA {
 

@@ -13,8 +13,7 @@
 // Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
 //          about 32 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share
 //          heads.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
 // Weights may be negative, and a denominator near 0 makes a row large; this is a property of the method, not of

@@ -81,15 +81,19 @@ void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S,
       idx_t h = -1;
       return memory.allocate_list(heads, [&](arena&) {
         ++h;
-        return head_projection<P>{head_of_tokens(x, h, all.extent(2)),
-                                  {{w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))},
-                                   head_of_tokens(out, h, all.extent(1))}};
+        return head_projection<P>{{{w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))},
+                                   head_of_tokens(out, h, all.extent(1))},
+                                  head_of_tokens(x, h, all.extent(2))};
       });
     });
-    const head_projection<P>* const parts = *list;
-    if (!has_few_tokens(parts->x, parts->to.weight, exec))
-      return project_heads_of_many_tokens<P>({parts, static_cast<std::size_t>(heads)}, exec);
-    for_each_head(heads, exec, [&](idx_t h, execution& e) { run_projections<P>(parts[h].x, {&parts[h].to, 1}, e); });
+    // All heads of a block of tokens together, which are adjacent in memory.
+    const std::span<const head_projection<P>> parts(*list, static_cast<std::size_t>(heads));
+    if (!has_few_tokens(parts[0].x, parts[0].weight, exec))
+      return project_many_tokens<P>(parts, exec, [&](std::size_t n) -> const auto& { return parts[n].x; });
+    for_each_head(heads, exec, [&](idx_t h, execution& e) {
+      const head_projection<P>& one = (*list)[h];
+      run_projections<P>(one.x, {&one, 1}, e);
+    });
   });
 }
 

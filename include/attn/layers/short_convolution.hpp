@@ -1,9 +1,8 @@
 // attn: the short convolution before the queries, keys and values of Gated DeltaNet, KDA and Mamba-2: every channel has
 // a filter of its own over the last few tokens.
 //
-//   out_t[c] = f(bias_c + sum over i < w of W[c, i] x_(t-w+1+i)[c])     depth-wise and causal: W[c, w - 1] is for token
-//   t
-//       Poli et al. 2023; Gu & Dao 2023; CausalConvWithState of ONNX
+//   out_t[c] = f(bias_c + sum over i < w of W[c, i] x_(t-w+1+i)[c])
+//       depth-wise and causal, W[c, w - 1] for token t; Poli et al. 2023; Gu & Dao 2023; CausalConvWithState of ONNX
 //
 //   attn::short_convolution(x, out, {.weight = w, .bias = b}, {.activation = attn::activation::silu}, threads);
 //   attn::short_convolution(x, out, {.weight = w}, {.initial_state = before, .final_state = after});

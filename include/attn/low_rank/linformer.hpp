@@ -14,8 +14,7 @@
 //          some tokens at a time: 2^20 numbers, or 256 tokens of every head's E and F, if that is more.
 // Lengths  A sequence of n keys is projected by the first n columns of E and F. A sequence without keys gives zeros.
 //          Hidden keys are projected as zeros: as without their columns of E and F, which must be finite.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: every projected key mixes all tokens, also those after a query.
 #pragma once

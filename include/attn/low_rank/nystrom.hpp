@@ -19,8 +19,7 @@
 // Cost     2 m (Lq + Lk) (D + Dv) operations per head, and 8 iterations m^3 for the inverse; the exact one takes 8 to
 //          20 sweeps (16 to 256 landmarks) of 9 m^3, in double. Scratch: per key head, up to 16 partial results of m Dv
 //          numbers per query head, and a few matrices m x m: nothing grows with the length.
-// Values   `out` is finite where the sums of its formula, which precede the division, are in the range of the compute
-//          type (float: 3.4e38).
+// Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written. There is no causal
 //          form, and no such option: a landmark is a mean over tokens on both sides of a query.
 #pragma once

@@ -8,10 +8,8 @@
 // until then, both factors at most 1. Scores within a block are computed one by one.
 #pragma once
 
-#include <attn/core/detail/exp.hpp>
 #include <attn/core/detail/log_decays.hpp>
 #include <attn/kernel/detail/kernel_call.hpp>
-#include <attn/kernel/detail/panels.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -4,8 +4,6 @@
 
 #include <attn/kernel/detail/kernel_checks.hpp>
 
-#include <optional>
-
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
 [[gnu::noinline]] inline attention_shape check_correcting_extents(const validator& check, const memory_layout& k,

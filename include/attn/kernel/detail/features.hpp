@@ -2,7 +2,6 @@
 // these are compiled once for all maps.
 #pragma once
 
-#include <attn/core/execution.hpp>
 #include <attn/kernel/detail/chunk.hpp>
 #include <attn/kernel/detail/panels.hpp>
 

@@ -3,7 +3,6 @@
 
 #include <attn/kernel/detail/chunk_backward.hpp>
 #include <attn/kernel/detail/log_scales.hpp>
-#include <attn/kernel/detail/stored_rows.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -5,7 +5,6 @@
 #include <attn/core/detail/item_state.hpp>
 #include <attn/core/detail/key_flags.hpp>
 #include <attn/kernel/detail/features.hpp>
-#include <attn/kernel/detail/stored_rows.hpp>
 #include <attn/kernel/performer_kernel.hpp>
 
 #include <optional>

@@ -2,7 +2,6 @@
 // the features of a block of tokens as fast as those of one.
 #pragma once
 
-#include <attn/kernel/detail/chunk.hpp>
 #include <attn/kernel/detail/kernel_checks.hpp>
 #include <attn/kernel/detail/by_tokens_run.hpp>
 #include <attn/kernel/detail/sums_run.hpp>

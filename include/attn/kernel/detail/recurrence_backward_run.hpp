@@ -9,7 +9,6 @@
 // In 2 the other gradients, of which each column needs all columns of the values, are a step of their own.
 #pragma once
 
-#include <attn/kernel/detail/recurrence_backward.hpp>
 #include <attn/kernel/detail/recurrence_head_backward.hpp>
 #include <attn/kernel/detail/shared_heads.hpp>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <attn/kernel/detail/kernel_backward_call.hpp>
-#include <attn/kernel/detail/chunk_backward.hpp>
 #include <attn/kernel/detail/features_backward.hpp>
 #include <attn/kernel/detail/sums_kernel.hpp>
 

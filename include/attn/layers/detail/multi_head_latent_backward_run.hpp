@@ -4,7 +4,6 @@
 #include <attn/layers/detail/head_norms_backward.hpp>
 #include <attn/layers/detail/multi_head_latent_run.hpp>
 #include <attn/layers/latent_attention_backward.hpp>
-#include <attn/layers/project_backward.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -27,10 +27,11 @@ void project_few_tokens(const input_tokens<sum_type<P>>& x, const projection<P>&
   }
 }
 
-/// Several projections of one sequence, with the weights packed.
-template <class P>
-void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const projection<P>> list, execution& exec) {
+/// Projections with their weights packed, block of tokens by block: of input(n), which are of one shape, or all of one.
+template <class P, class Projection, class Input>
+void project_many_tokens(std::span<const Projection> list, execution& exec, Input&& input) {
   using T = sum_type<P>;
+  const idx_t count = input(0).count, dim = input(0).dim;
   const weight_panels<P>* const weights = exec.shared_scratch([&](arena& memory) {
     auto next = list.begin();
     return memory.allocate_list(std::ssize(list), [&](arena& m) { return weight_panels<P>(m, (next++)->weight); });
@@ -38,13 +39,15 @@ void project_many_tokens(const input_tokens<sum_type<P>>& x, std::span<const pro
   pack_weights<P>({weights, list.size()}, exec);
   idx_t widest = 0;
   for (const auto& p : list) widest = (std::max)(widest, p.weight.outputs);
-  exec.for_each(ceil_div(x.count, token_block), [&](idx_t task, int worker) {
-    const idx_t begin = task * token_block, rows = (std::min)(token_block, x.count - begin);
+  exec.for_each(ceil_div(count, token_block), [&](idx_t task, int worker) {
+    const idx_t begin = task * token_block, rows = (std::min)(token_block, count - begin);
     auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
-      return std::pair{packed_tokens<P>(memory, x.dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
+      return std::pair{packed_tokens<P>(memory, dim), row_buffer<T>(memory, token_block, widest, panel_width<T>)};
     });
-    packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], x.packing->template as<P>());
     for (std::size_t n = 0; n < list.size(); ++n) {
+      const input_tokens<T>& x = input(n);
+      if (n == 0 || &x != &input(n - 1))
+        packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], x.packing->template as<P>());
       multiply_tokens(packed, weights[n], 0, list[n].weight.outputs, sums);
       for (idx_t r = 0; r < rows; ++r) list[n].out.store(begin + r, sums.row(r));
     }
@@ -60,40 +63,14 @@ void run_projections(const input_tokens<sum_type<P>>& x, std::span<const project
   const auto limit = exec.limit_threads(
       {.operations = 2 * static_cast<double>(x.count) * weights, .bytes = double(sizeof(P)) / numbers_of<P> * weights});
   if (std::ranges::none_of(list, [&](const projection<P>& p) { return has_few_tokens(x, p.weight, exec); }))
-    return project_many_tokens<P>(x, list, exec);
+    return project_many_tokens<P>(list, exec, [&](std::size_t) -> const auto& { return x; });
   for (const auto& p : list) project_few_tokens<P>(x, p, exec);
 }
 
 /// A head's part of a sequence, and its projection.
 template <class P>
-struct head_projection {
+struct head_projection : projection<P> {
   input_tokens<sum_type<P>> x;
-  projection<P> to;
 };
-
-/// Every head by its own weight: all heads of a block of tokens together, which are adjacent in memory.
-template <class P>
-void project_heads_of_many_tokens(std::span<const head_projection<P>> list, execution& exec) {
-  using T = sum_type<P>;
-  const head_projection<P>& first = list.front();  // of the shape of all
-  const weight_panels<P>* const weights = exec.shared_scratch([&](arena& memory) {
-    auto next = list.begin();
-    return memory.allocate_list(std::ssize(list), [&](arena& m) { return weight_panels<P>(m, (next++)->to.weight); });
-  });
-  pack_weights<P>({weights, list.size()}, exec);
-  exec.for_each(ceil_div(first.x.count, token_block), [&](idx_t task, int worker) {
-    const idx_t begin = task * token_block, rows = (std::min)(token_block, first.x.count - begin);
-    auto [packed, sums] = exec.scratch(worker, [&](arena& memory) {
-      return std::pair{packed_tokens<P>(memory, first.x.dim),
-                       row_buffer<T>(memory, token_block, first.to.weight.outputs, panel_width<T>)};
-    });
-    for (std::size_t h = 0; h < list.size(); ++h) {
-      const input_tokens<T>& x = list[h].x;
-      packed.pack([&](idx_t r) { return x.at(begin + r); }, rows, x.strides[2], x.packing->template as<P>());
-      multiply_tokens(packed, weights[h], 0, list[h].to.weight.outputs, sums);
-      for (idx_t r = 0; r < rows; ++r) list[h].to.out.store(begin + r, sums.row(r));
-    }
-  });
-}
 
 }}}  // namespace attn::ATTN_ISA::detail

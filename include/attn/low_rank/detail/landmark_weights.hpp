@@ -7,7 +7,6 @@
 #include <attn/core/detail/sums_in_parts.hpp>
 #include <attn/low_rank/detail/pseudo_inverse.hpp>
 #include <attn/low_rank/detail/attend_rows.hpp>
-#include <attn/softmax/detail/blockwise.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 

@@ -1,7 +1,6 @@
 // attn: the driver of linformer: keys and values are projected, then queries attend to what they become.
 #pragma once
 
-#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/project.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

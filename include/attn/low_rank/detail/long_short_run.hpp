@@ -2,7 +2,6 @@
 // compressed keys.
 #pragma once
 
-#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/token_softmax.hpp>
 #include <attn/softmax/detail/softmax_call.hpp>
 

@@ -2,7 +2,6 @@
 // the queries, of the inverse, of the keys, and of the landmarks.
 #pragma once
 
-#include <attn/core/detail/gradients.hpp>
 #include <attn/low_rank/detail/convolution_backward.hpp>
 #include <attn/low_rank/detail/nystrom_run.hpp>
 #include <attn/low_rank/detail/nystrom_query_head.hpp>

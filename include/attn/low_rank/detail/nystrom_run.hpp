@@ -1,7 +1,6 @@
 // attn: the driver of nystrom: landmarks, parts of the keys, the inverse, then the queries.
 #pragma once
 
-#include <attn/low_rank/detail/attend_rows.hpp>
 #include <attn/low_rank/detail/landmark_weights.hpp>
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {

@@ -8,8 +8,6 @@
 
 #include <attn/core/detail/attention_shape.hpp>
 #include <attn/core/detail/prefetch.hpp>
-#include <attn/core/detail/product_choice.hpp>
-#include <attn/core/detail/waves.hpp>
 #include <attn/low_rank/detail/panel_product.hpp>
 #include <attn/low_rank/detail/attend_rows.hpp>
 
