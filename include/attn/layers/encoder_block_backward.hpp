@@ -49,17 +49,11 @@ namespace detail {
 template <class T>
 void norm_sum(const token_sum<T>& x, const tensor_view<T, 3>& out, const row_norm<T>& norm, execution& exec) {
   const output_tokens<T> to(out);
-  const double numbers = static_cast<double>(to.count) * static_cast<double>(to.dim);
-  const auto limit = exec.limit_threads({.operations = 8 * numbers, .bytes = 3 * sizeof(T) * numbers});
-  exec.for_each(ceil_div(to.count, tokens_per_task), [&](idx_t task, int worker) {
-    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
-      return std::array{memory.allocate<T>(to.dim), memory.allocate<T>(to.dim)};
-    });
-    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, to.count); ++n) {
-      x.load(n, row, spare);
-      norm.apply(row);
-      to.store(n, row);
-    }
+  const work_estimate work{.operations = 8, .bytes = 3 * sizeof(T)};
+  for_each_token<T>(to.count, to.dim, 2, work, exec, [&](idx_t n, idx_t stride, T* rows) {
+    x.load(n, rows, rows + stride);
+    norm.apply(rows);
+    to.store(n, rows);
   });
 }
 

@@ -16,7 +16,6 @@
 // A token whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
 #pragma once
 
-#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 #include <attn/layers/layer_norm.hpp>
 
@@ -49,14 +48,6 @@ struct norm_backward_driver {
 
   idx_t dim() const { return norm.dim; }
   idx_t padded() const { return norm.padded(); }
-
-  /// Rows of a task, whole packets, and its sums for gamma and beta of each head. Numbers that fill up packets are 0.
-  void run_tokens(idx_t begin, idx_t end, T* rows, T* sums) const {
-    std::fill_n(rows, 3 * padded(), T(0));
-    std::fill_n(sums, norm.heads * 2 * padded(), T(0));
-    for (idx_t n = begin; n < end; ++n)
-      for (idx_t h = 0; h < norm.heads; ++h) run_row(n, h, rows, sums + h * 2 * padded());
-  }
 
   ATTN_INLINE void run_row(idx_t n, idx_t head, T* rows, T* sums) const {
     const idx_t count = dim(), size = padded(), first = head * count;
@@ -107,28 +98,17 @@ struct norm_backward_driver {
     const idx_t count = x.first.count, tasks = ceil_div(count, tokens_per_task);
     const double numbers = static_cast<double>(count) * static_cast<double>(norm.heads * dim());
     const auto limit = exec.limit_threads({.operations = 16 * numbers, .bytes = 3 * sizeof(T) * numbers});
-    // The sums of so many tasks are kept until they are added in order.
-    const idx_t together = sums_wanted && exec.active_threads() > 1 ? 4 * exec.active_threads() : 1;
-    const idx_t one = norm.heads * 2 * padded();
-    T* const sums = exec.shared_scratch([&](arena& memory) { return memory.allocate<T>((together + 2) * one); });
-    T *total = sums + together * one, *const errors = total + one;
-    std::fill_n(total, 2 * one, T(0));
-    const auto run_task = [&](idx_t task, int worker, T* task_sums) {
-      const auto [rows, own] = exec.scratch(worker, [&](arena& memory) {
-        return std::array{memory.allocate<T>(3 * padded()), memory.allocate<T>(one)};
-      });
-      const idx_t begin = task * tokens_per_task;
-      run_tokens(begin, (std::min)(begin + tokens_per_task, count), rows, task_sums ? task_sums : own);
-    };
-    if (dim() > 0 && !sums_wanted)
-      exec.for_each(tasks, [&](idx_t task, int worker) { run_task(task, worker, nullptr); });
-    for (idx_t first = 0; dim() > 0 && sums_wanted && first < tasks; first += together) {
-      const idx_t here = (std::min)(together, tasks - first);
-      exec.for_each(here, [&](idx_t task, int worker) { run_task(first + task, worker, sums + task * one); });
-      for (idx_t task = 0; task < here; ++task) move_compensated(sums + task * one, one, T(1), total, errors);
-    }
-    settle_compensated(total, errors, one, total);
-    for (idx_t h = 0; h < norm.heads; ++h, total += 2 * padded()) {
+    const idx_t one = norm.heads * 2 * padded();  // sums for gamma and beta of each head, in whole packets
+    const task_sums<T> sums =
+        exec.shared_scratch([&](arena& memory) { return task_sums<T>(memory, sums_wanted ? one : 0, exec); });
+    const T* total = sums.add_up(dim() > 0 ? tasks : 0, exec, [&](idx_t task, T* own, int worker) {
+      T* const rows = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(3 * padded() + one); });
+      std::fill_n(rows, 3 * padded() + (own ? 0 : one), T(0));  // numbers that fill up packets stay 0
+      T* const own_sums = own ? own : rows + 3 * padded();
+      for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, count); ++n)
+        for (idx_t h = 0; h < norm.heads; ++h) run_row(n, h, rows, own_sums + h * 2 * padded());
+    });
+    for (idx_t h = 0; total && h < norm.heads; ++h, total += 2 * padded()) {
       if (gamma.given()) gamma.put(0, h * dim(), dim(), total);
       if (beta.given()) beta.put(0, h * dim(), dim(), total + padded());
     }

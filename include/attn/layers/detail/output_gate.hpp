@@ -24,19 +24,6 @@ struct gate_values {
   }
 };
 
-/// each(token, numbers of it, rows[0], rows[1], ..) with some buffers of the numbers of a token, for all tokens.
-template <class T, class Each>
-void for_each_token(idx_t count, idx_t dim, idx_t buffers, execution& exec, Each&& each) {
-  const auto limit = exec.limit_threads({.operations = 20 * static_cast<double>(count * dim)});
-  exec.for_each(ceil_div(count, tokens_per_task), [&](idx_t task, int worker) {
-    const idx_t stride = round_up(dim, width<T>);
-    T* const rows = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(buffers * stride); });
-    std::fill_n(rows, buffers * stride, T(0));
-    for (idx_t n = task * tokens_per_task; n < (std::min)(count, (task + 1) * tokens_per_task); ++n)
-      each(n, stride, rows);
-  });
-}
-
 /// to = attended * f(gate); `to` may be `gate`.
 template <class S>
 void apply_gate(const tensor_view<const S, 3>& attended, const tensor_view<const S, 3>& gate, gate_activation f,
@@ -44,7 +31,7 @@ void apply_gate(const tensor_view<const S, 3>& attended, const tensor_view<const
   using T = compute_type<S>;
   const input_tokens<T> x(attended), g(gate);
   const output_tokens<T> out(to);
-  for_each_token<T>(x.count, x.dim, 2, exec, [&](idx_t n, idx_t stride, T* rows) {
+  for_each_token<T>(x.count, x.dim, 2, {.operations = 20}, exec, [&](idx_t n, idx_t stride, T* rows) {
     x.load(n, rows), g.load(n, rows + stride);
     for (idx_t d = 0; d < stride; d += width<T>)
       store<T>(rows + d, mul(load<T>(rows + d), gate_values<T>(f, load<T>(rows + stride + d)).value));
@@ -61,7 +48,7 @@ void apply_gate_backward(const tensor_view<const S, 3>& attended, const tensor_v
   using T = compute_type<S>;
   const input_tokens<T> x(attended), g(gate), d_out(d);
   const output_tokens<T> to_attended(d_attended), to_gate(d_gate);
-  for_each_token<T>(x.count, x.dim, 3, exec, [&](idx_t n, idx_t stride, T* rows) {
+  for_each_token<T>(x.count, x.dim, 3, {.operations = 20}, exec, [&](idx_t n, idx_t stride, T* rows) {
     T *const a = rows, *const b = rows + stride, *const c = rows + 2 * stride;
     x.load(n, a), g.load(n, b), d_out.load(n, c);
     for (idx_t i = 0; i < stride; i += width<T>) {

@@ -227,4 +227,19 @@ struct output_tokens : any_rows<T> {
   void store(idx_t n, const T* from) const { store(n, 0, dim, from); }
 };
 
+/// each(token, numbers of a row, rows) for all tokens, with rows of memory for the numbers of a token, one after the
+/// other. `work` is that of a number.
+template <class T, class Each>
+void for_each_token(idx_t count, idx_t dim, idx_t most_rows, work_estimate work, execution& exec, Each&& each) {
+  work.operations *= static_cast<double>(count * dim), work.bytes *= static_cast<double>(count * dim);
+  const auto limit = exec.limit_threads(work);
+  exec.for_each(ceil_div(count, tokens_per_task), [&](idx_t task, int worker) {
+    const idx_t stride = round_up(dim, width<T>);
+    T* const rows = exec.scratch(worker, [&](arena& memory) { return memory.allocate<T>(most_rows * stride); });
+    std::fill_n(rows, most_rows * stride, T(0));
+    for (idx_t n = task * tokens_per_task; n < (std::min)(count, (task + 1) * tokens_per_task); ++n)
+      each(n, stride, rows);
+  });
+}
+
 }}}  // namespace attn::ATTN_ISA::detail

@@ -5,7 +5,6 @@
 // and the tile's share of the sums. A task computes g of the w - 1 tokens before its own once more.
 #pragma once
 
-#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/short_convolution_run.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 
@@ -42,31 +41,17 @@ struct convolution_backward_driver {
     const auto limit = exec.limit_threads({.operations = (6 * static_cast<double>(taps) + 24) * forward.numbers(),
                                            .bytes = 3 * sizeof(T) * forward.numbers()});
     const idx_t segment = convolution_segment(taps), padded = round_up(dim, width<T>), one = (taps + 1) * padded;
-    const idx_t segments = ceil_div(forward.rows.x.length + taps - 1, segment), tasks = forward.batch() * segments;
-    // The sums of so many tasks are kept until they are added in order.
-    const idx_t together = sums_wanted() ? exec.active_threads() > 1 ? 4 * exec.active_threads() : 1 : tasks;
+    const idx_t segments = ceil_div(forward.rows.x.length + taps - 1, segment);
     auto shared = exec.shared_scratch([&](arena& memory) {
-      return std::pair{convolution_weights<T>(memory, taps, dim),
-                       memory.allocate<T>(sums_wanted() ? (together + 2) * one : 0)};
+      return std::pair{convolution_weights<T>(memory, taps, dim), task_sums<T>(memory, sums_wanted() ? one : 0, exec)};
     });
     convolution_weights<T>& w = shared.first;
-    T* const sums = shared.second;
     w.set(forward.weight, forward.bias);
-    T *const total = sums + (sums_wanted() ? together * one : 0), *const errors = total + (sums_wanted() ? one : 0);
-    if (sums_wanted()) std::fill_n(total, 2 * one, T(0));
-    for (idx_t first = 0; first < tasks; first += together) {
-      const idx_t here = (std::min)(together, tasks - first);
-      exec.for_each(here, [&](idx_t n, int worker) {
-        const auto scratch =
-            exec.scratch(worker, [&](arena& memory) { return task_memory(memory, taps, padded); });
-        T* const own = sums_wanted() ? sums + n * one : nullptr;
-        if (own) std::fill_n(own, one, T(0));
-        const idx_t task = first + n;
-        run_segment(w, task / segments, task % segments * segment, segment, scratch, own);
-      });
-      for (idx_t n = 0; n < here && sums_wanted(); ++n) move_compensated(sums + n * one, one, T(1), total, errors);
-    }
-    if (sums_wanted()) settle_compensated(total, errors, one, total);
+    const T* const total =
+        shared.second.add_up(forward.batch() * segments, exec, [&](idx_t task, T* own, int worker) {
+          const auto scratch = exec.scratch(worker, [&](arena& memory) { return task_memory(memory, taps, padded); });
+          run_segment(w, task / segments, task % segments * segment, segment, scratch, own);
+        });
     for (idx_t i = 0; i < taps && d_weight.given(); ++i) d_weight.put(i, 0, dim, total + i * padded);
     if (d_bias.given()) d_bias.put(0, 0, dim, total + taps * padded);
   }

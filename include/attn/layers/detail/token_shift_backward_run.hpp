@@ -2,7 +2,6 @@
 // other way.
 #pragma once
 
-#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/token_shift_run.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 
@@ -17,35 +16,20 @@ struct token_shift_backward_driver {
 
   void run(execution& exec) const {
     const auto& x = forward.rows.x;
-    const bool sums_wanted = d_mix.given();
-    if (x.dim == 0 || !(rows_wanted() || sums_wanted)) return;
+    if (x.dim == 0 || !(rows_wanted() || d_mix.given())) return;
     const auto limit =
         exec.limit_threads({.operations = 8 * forward.numbers(), .bytes = 3 * sizeof(T) * forward.numbers()});
-    const idx_t segments = ceil_div(x.length + 1, tokens_per_task), tasks = forward.batch() * segments;
-    // The sums of so many tasks are kept until they are added in order.
-    const idx_t together = sums_wanted ? exec.active_threads() > 1 ? 4 * exec.active_threads() : 1 : tasks;
-    const idx_t padded = round_up(x.dim, width<T>), rows_of_sums = sums_wanted ? together + 2 : 0;
+    const idx_t segments = ceil_div(x.length + 1, tokens_per_task), padded = round_up(x.dim, width<T>);
     const auto shared = exec.shared_scratch([&](arena& memory) {
-      return std::pair{shift_rows<T>(memory, x.dim), memory.allocate<T>(rows_of_sums * padded)};
+      return std::pair{shift_rows<T>(memory, x.dim), task_sums<T>(memory, d_mix.given() ? padded : 0, exec)};
     });
     const shift_rows<T>& w = shared.first;
-    T* const sums = shared.second;
     w.set(forward.mix);
-    std::fill_n(sums, rows_of_sums * padded, T(0));
-    for (idx_t first = 0; first < tasks; first += together) {
-      const idx_t here = (std::min)(together, tasks - first);
-      exec.for_each(here, [&](idx_t n, int worker) {
-        T* const memory = exec.scratch(worker, [&](arena& a) { return a.allocate<T>(6 * padded); });
-        const idx_t task = first + n;
-        run_segment(w, task / segments, task % segments * tokens_per_task, memory,
-                    sums_wanted ? sums + n * padded : nullptr);
-      });
-      for (idx_t n = 0; n < here && sums_wanted; ++n)  // which clears them
-        move_compensated(sums + n * padded, padded, T(1), sums + together * padded, sums + (together + 1) * padded);
-    }
-    if (!sums_wanted) return;
-    settle_compensated(sums + together * padded, sums + (together + 1) * padded, padded, sums);
-    d_mix.put(0, 0, x.dim, sums);
+    const T* const total = shared.second.add_up(forward.batch() * segments, exec, [&](idx_t task, T* own, int worker) {
+      T* const memory = exec.scratch(worker, [&](arena& a) { return a.allocate<T>(6 * padded); });
+      run_segment(w, task / segments, task % segments * tokens_per_task, memory, own);
+    });
+    if (total) d_mix.put(0, 0, x.dim, total);
   }
 
  private:

@@ -10,6 +10,7 @@
 // A token whose d is 0 adds nothing, whatever its inputs are: so NaN in padding reaches no weight.
 #pragma once
 
+#include <attn/core/detail/compensated.hpp>
 #include <attn/layers/detail/token_products.hpp>
 
 #include <cstring>
@@ -72,19 +73,45 @@ struct token_sum {
 template <class T>
 void add_sequences(const token_sum<T>& sum, const gradient_memory<T>& to, execution& exec) {
   if (!to.given()) return;
-  const idx_t count = sum.first.count, dim = sum.first.dim;
-  const auto limit =
-      exec.limit_threads({.bytes = 3 * sizeof(T) * static_cast<double>(count) * static_cast<double>(dim)});
-  exec.for_each(ceil_div(count, tokens_per_task), [&](idx_t task, int worker) {
-    const auto [row, spare] = exec.scratch(worker, [&](arena& memory) {
-      return std::array{memory.allocate<T>(dim), memory.allocate<T>(dim)};
-    });
-    for (idx_t n = task * tokens_per_task; n < (std::min)((task + 1) * tokens_per_task, count); ++n) {
-      sum.load(n, row, spare);
-      to.put(n, 0, dim, row);
-    }
+  const idx_t dim = sum.first.dim;
+  for_each_token<T>(sum.first.count, dim, 2, {.bytes = 3 * sizeof(T)}, exec, [&](idx_t n, idx_t stride, T* rows) {
+    sum.load(n, rows, rows + stride);
+    to.put(n, 0, dim, rows);
   });
 }
+
+/// Sums of `size` numbers over tasks, or none with 0. Those of some tasks are kept until they are added in order.
+template <class T>
+struct task_sums {
+  idx_t size, together;
+  T* data;
+
+  task_sums(arena& memory, idx_t numbers, const execution& exec)
+      : size(numbers),
+        together(exec.active_threads() > 1 ? 4 * exec.active_threads() : 1),
+        data(memory.allocate<T>(size > 0 ? (together + 2) * size : 0)) {}
+
+  /// run(task, its sums, which are 0 or a null pointer, worker) for all tasks; returns the sums of all.
+  template <class Run>
+  T* add_up(idx_t tasks, execution& exec, Run&& run) const {
+    if (size == 0) {
+      exec.for_each(tasks, [&](idx_t task, int worker) { run(task, static_cast<T*>(nullptr), worker); });
+      return nullptr;
+    }
+    T *const total = data + together * size, *const errors = total + size;
+    std::fill_n(total, 2 * size, T(0));
+    for (idx_t first = 0; first < tasks; first += together) {
+      const idx_t here = (std::min)(together, tasks - first);
+      exec.for_each(here, [&](idx_t n, int worker) {
+        std::fill_n(data + n * size, size, T(0));
+        run(first + n, data + n * size, worker);
+      });
+      for (idx_t n = 0; n < here; ++n) move_compensated(data + n * size, size, T(1), total, errors);
+    }
+    settle_compensated(total, errors, size, total);
+    return total;
+  }
+};
 
 // The two sides of a product over tokens ------------------------------------------------------------------------------
 
