@@ -32,7 +32,7 @@ struct spread_linear {
   idx_t count = 0;  // of features
 
   static constexpr bool usable() { return require_feature_map<F, T>(); }
-  void refuse(const validator& check) const {
+  void check_options(const validator& check) const {
     const recurrence_parameters<T>& o = given.recurrence;
     if (o.scale != 1) check.fail("scale 1 over processes", static_cast<double>(o.scale));
     if (o.log_decay) check.fail("decay in place of log_decay over processes", "log_decay");

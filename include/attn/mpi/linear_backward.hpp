@@ -34,8 +34,8 @@ struct spread_linear_backward : spread_linear<S, F> {
   const linear_gradients<S>& gradients;
 
   static constexpr bool usable() { return require_map_backward<F, B, T>(); }
-  void refuse(const validator& check) const {
-    spread_linear<S, F>::refuse(check);
+  void check_options(const validator& check) const {
+    spread_linear<S, F>::check_options(check);
     const auto& g = gradients;
     if (g.log_decay || g.bonus || g.initial_state || g.initial_weights || g.d_final_state || g.d_final_weights)
       check.fail("gradients of q, k, v and decay over processes", "another");

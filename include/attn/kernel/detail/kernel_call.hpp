@@ -190,14 +190,14 @@ struct kernel_call : kernel_parameters<T> {
   idx_t end_of_segment(idx_t b, idx_t n) const { return (std::min)((n + 1) * segment(b), lengths.keys(b)); }
   idx_t blocks(idx_t b) const { return ceil_div(lengths.queries(b), kernel_chunk); }
   /// The first queries of item b, which see no key.
-  idx_t unseeing(idx_t b) const {
+  idx_t queries_without_keys(idx_t b) const {
     const idx_t keys = lengths.keys(b), queries = lengths.queries(b);
     return keys == 0 ? queries : causal ? std::max<idx_t>(queries - keys, 0) : 0;
   }
   /// Sets the rows of padding and those that see no key to zero.
   void pad(idx_t b, idx_t h) const {
     for (idx_t g = h * group(); g < (h + 1) * group(); ++g) {
-      out.head(b, g).clear_rows(0, unseeing(b));
+      out.head(b, g).clear_rows(0, queries_without_keys(b));
       out.head(b, g).clear_rows(lengths.queries(b), shape.queries);
     }
   }

@@ -24,13 +24,13 @@ template <class T>
 void largest_of(const T* raw, idx_t count, const T* log_scale, T* largest) {
   constexpr int packets = kernel_chunk / width<T>, some = packets < 4 ? packets : 4;
   for (int t = 0; t < kernel_chunk; t += some * width<T>) {
-    packet<T> top[array_size<some>];
-    for (int n = 0; n < some; ++n) top[n] = broadcast<T>(-std::numeric_limits<T>::infinity());
+    packet<T> found[array_size<some>];
+    for (int n = 0; n < some; ++n) found[n] = broadcast<T>(-std::numeric_limits<T>::infinity());
     for (idx_t r = 0; r < count; ++r)
       for (int n = 0; n < some; ++n)
-        top[n] = (max)(top[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
-                                 broadcast<T>(log_scale ? log_scale[r] : T(0))));
-    for (int n = 0; n < some; ++n) store<T>(largest + t + n * width<T>, top[n]);
+        found[n] = (max)(found[n], add(load<T>(raw + r * kernel_chunk + t + n * width<T>),
+                                   broadcast<T>(log_scale ? log_scale[r] : T(0))));
+    for (int n = 0; n < some; ++n) store<T>(largest + t + n * width<T>, found[n]);
   }
 }
 

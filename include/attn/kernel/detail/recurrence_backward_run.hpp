@@ -77,7 +77,7 @@ struct recurrence_backward_driver : recurrence_head_backward<R, T> {
     shared_scratch x;
     if (heads == 0) return x;
     x.backward = x.forward = wave_plan::of<T>(heads, threads, columns);
-    x.forward.answers_apart = false, x.backward.answers_apart = x.backward.long_answers = true;
+    x.forward.answers_later = false, x.backward.answers_later = x.backward.long_answers = true;
     for (const int keeps : {kept_for::pass, kept_for::pass_back}) {
       arena own, kept;
       (void)chunk_scratch::layout({own, kept, keeps}, in);

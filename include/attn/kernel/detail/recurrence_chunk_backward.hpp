@@ -27,16 +27,16 @@ struct recurrence_backward_scratch : recurrence_keys<R, T> {
   // Of the rule of low rank, as those of k, v, P and A.
   panels<T> db, w_t, p_b, dp_b, dp_b_t, da_k, da_k_t;
 
-  static recurrence_backward_scratch layout(const chunk_memory& where, const kernel_backward_call<T>& in) {
+  static recurrence_backward_scratch layout(const chunk_memory& from, const kernel_backward_call<T>& in) {
     const kernel_call<T>& call = in.forward;
     const idx_t m = in.features(), columns = in.columns(), dim = call.shape.dim, chunk = kernel_chunk;
     const idx_t own = call.recurrence.bonus ? 1 : 0;
     const bool decays = call.decays() != decay_kind::none;
-    arena &memory = where.own, &kept = where.of(kept_for::pass_back);
+    arena &memory = from.own, &kept = from.of(kept_for::pass_back);
     recurrence_backward_scratch s;
     idx_t map_scratch = 0;
     if constexpr (R == rule::add) map_scratch = (std::max)(call.map->scratch_size, in.map->scratch_size);
-    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(where, call, columns, map_scratch);
+    static_cast<recurrence_keys<R, T>&>(s) = recurrence_keys<R, T>::layout(from, call, columns, map_scratch);
     const auto allocate = [&](idx_t count, idx_t cols, std::initializer_list<panels<T>*> all) {
       allocate_panels(memory, count, cols, all);
     };

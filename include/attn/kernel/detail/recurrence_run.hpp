@@ -149,7 +149,7 @@ struct recurrence_driver {
     x.chunks = memory.allocate<std::byte>(chunks * x.bytes);
     const auto one_state = [&](arena& one) { return layout_state(one); };
     x.states = memory.allocate_list(heads, one_state);
-    x.before = memory.allocate_list(x.plan.answers_apart ? chunks : 0, one_state);
+    x.before = memory.allocate_list(x.plan.answers_later ? chunks : 0, one_state);
     return x;
   }
 
@@ -174,7 +174,7 @@ struct recurrence_driver {
       if (n == 0) {
         state& first = x.states[head];
         first = begin(b(head), h(head), first);
-        if (plan.answers_apart && !first.empty)
+        if (plan.answers_later && !first.empty)
           each_packet(
               features(), dim_v(), [](idx_t, idx_t, const auto& y) { return y; },
               x.before[plan.slot(head, 0)].values, first.values);
@@ -201,7 +201,7 @@ struct recurrence_driver {
       const idx_t col = part * plan.columns, cols = (std::min)(plan.columns, dim_v() - col);
       const panels<T> own = x.states[head].values.from_col(col);
       const auto before = [&](idx_t n) {
-        return plan.answers_apart ? x.before[plan.slot(head, n)].values.from_col(col) : own;
+        return plan.answers_later ? x.before[plan.slot(head, n)].values.from_col(col) : own;
       };
       const idx_t keys = call.lengths.keys(b(head));
       state columns{before(first), nullptr, x.states[head].empty && first == 0};
@@ -211,14 +211,14 @@ struct recurrence_driver {
         const kernel one{call, s, b(head), h(head), col, cols};
         row_prefetcher<> prefetch;
         one.solve(at.count, columns);
-        if (!plan.answers_apart) answer(one, at, columns, at.origin + kernel_chunk);
+        if (!plan.answers_later) answer(one, at, columns, at.origin + kernel_chunk);
         one.update(at.count, columns, at.origin + at.count < keys ? before(n + 1) : own, prefetch);
       }
       const bool last = keys <= end * kernel_chunk && (keys > first * kernel_chunk || first == 0);
       if (last && !call.state)
         this->end(b(head), h(head), {x.states[head].values, nullptr, columns.empty}, col, cols);
     };
-    const auto answer_apart = [&](idx_t head, idx_t n, int worker) {
+    const auto answer_later = [&](idx_t head, idx_t n, int worker) {
       const recurrence_block at = block(head, n);
       if (at.count <= 0) return;
       state before = x.before[plan.slot(head, n)];
@@ -229,7 +229,7 @@ struct recurrence_driver {
     exec.for_each(whole, [&](idx_t n, int worker) { run_whole(n, worker); });
     if (plan.heads > 0) {
       const idx_t all = ceil_div(call.shape.keys, kernel_chunk), parts = ceil_div(dim_v(), plan.columns);
-      plan.run(exec, all, parts, load, pass, answer_apart);
+      plan.run(exec, all, parts, load, pass, answer_later);
     }
   }
 

@@ -78,7 +78,7 @@ struct head_split {
 struct wave_plan {
   idx_t heads = 0, wave = 1;
   idx_t columns = 0;           // of the values: in so many at a time a state passes through the chunks
-  bool answers_apart = false;  // else they are given where the state passes
+  bool answers_later = false;  // else they are given where the state passes
   bool long_answers = false;   // longer than loading: they begin before
 
   template <class T>
@@ -87,23 +87,23 @@ struct wave_plan {
     x.heads = heads, x.wave = std::min<idx_t>(8, ceil_div(2 * threads, heads));
     const auto passing = [&](idx_t some) { return heads * ceil_div(dim_v, some); };
     x.columns = threads > passing(panel_width<T>) ? width<T> : panel_width<T>;
-    x.answers_apart = 4 * threads > 5 * passing(x.columns);
+    x.answers_later = 4 * threads > 5 * passing(x.columns);
     return x;
   }
-  idx_t waves() const { return answers_apart ? 3 : 2; }
+  idx_t waves() const { return answers_later ? 3 : 2; }
   idx_t slot_count() const { return heads * wave * waves(); }
   /// Where the memory of a chunk is.
   idx_t slot(idx_t head, idx_t n) const { return (n / wave % waves() * heads + head) * wave + n % wave; }
 
   /// load(head, chunk, worker) for chunks [0, all) of every head; then pass(head, begin, end, part, worker), wave by
-  /// wave, in independent parts of the columns; then, with `answers_apart`, answer(head, chunk, worker). At the same
+  /// wave, in independent parts of the columns; then, with `answers_later`, answer(head, chunk, worker). At the same
   /// time as a wave passes, the one before it is answered and the next one is loaded.
   template <class Load, class Pass, class Answer>
   void run(execution& exec, idx_t all, idx_t parts, const Load& load, const Pass& pass, const Answer& answer) const {
     const auto chunks = [&](idx_t begin) { return begin < 0 ? 0 : std::clamp<idx_t>(all - begin, 0, wave); };
-    for (idx_t first = -wave; first < all + (answers_apart ? wave : 0); first += wave) {
+    for (idx_t first = -wave; first < all + (answers_later ? wave : 0); first += wave) {
       const idx_t passes = chunks(first) > 0 ? parts : 0;
-      const idx_t answers = answers_apart ? chunks(first - wave) : 0, loads = chunks(first + wave);
+      const idx_t answers = answers_later ? chunks(first - wave) : 0, loads = chunks(first + wave);
       exec.for_each(heads * (passes + answers + loads), [&](idx_t task, int worker) {
         const idx_t head = task % heads, n = task / heads;
         const idx_t load_at = n - passes - (long_answers ? answers : 0);

@@ -66,10 +66,10 @@ struct sums_backward_driver : sums_head_backward<T> {
     const auto b = [&](idx_t n) { return batch_of(whole + n); };
     const auto h = [&](idx_t n) { return head_in_item(whole + n); };
     const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
-    const auto rows = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.lengths.queries(b(n)); };
+    const auto rows = [&](idx_t n) { return has_no_scores(whole + n) ? 0 : call.lengths.queries(b(n)); };
     shared_keys.sum_up(
         exec, whole, heads > 0 ? most_segments(shape.keys) : 0, run_whole,
-        [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); },
+        [&](idx_t n) { return has_no_scores(whole + n) ? 0 : call.segments(b(n)); },
         [&](idx_t n, idx_t segment, sums_type& sums, int worker) {
           return in.kernel.sum_up_segment(b(n), h(n), segment, forward(worker), sums);
         },
@@ -87,11 +87,11 @@ struct sums_backward_driver : sums_head_backward<T> {
     const auto later = [&](idx_t n) -> const sums_type& { return *shared_queries.of(n); };
     if (key_rows())
       exec.for_each(heads, [&](idx_t n, int) {
-        if (!sees_nothing(whole + n)) transpose_sums(later(n), queries_t[n]);
+        if (!has_no_scores(whole + n)) transpose_sums(later(n), queries_t[n]);
       });
     exec.for_each(heads * chunks, [&](idx_t task, int worker) {
       const idx_t n = task / chunks, begin = task % chunks * kernel_chunk;
-      if (!sees_nothing(whole + n) && begin < call.lengths.keys(b(n)))
+      if (!has_no_scores(whole + n) && begin < call.lengths.keys(b(n)))
         attend_keys(b(n), h(n), begin, later(n), key_rows() ? queries_t[n] : sums_type{}, scratch(exec, worker),
                     target(whole + n));
     });
@@ -104,7 +104,7 @@ struct sums_backward_driver : sums_head_backward<T> {
     const auto b = [&](idx_t n) { return batch_of(whole + n); };
     const auto h = [&](idx_t n) { return head_in_item(whole + n); };
     const auto forward = [&](int worker) { return scratch(exec, worker).x.forward; };
-    const auto segments = [&](idx_t n) { return sees_nothing(whole + n) ? 0 : call.segments(b(n)); };
+    const auto segments = [&](idx_t n) { return has_no_scores(whole + n) ? 0 : call.segments(b(n)); };
     const auto kept = [&](idx_t n, idx_t at) { return kept_chunks + (n * after.most + at) * chunks; };
     before.run_parts(
         exec, whole, all, run_whole,
@@ -174,12 +174,12 @@ struct sums_backward_driver : sums_head_backward<T> {
   }
 
   /// Zeros for padding, for the first queries, which see no key, and for keys that no query sees, all if `empty`.
-  void pad(idx_t b, idx_t kv_head, bool empty, idx_t unseeing) const {
+  void pad(idx_t b, idx_t kv_head, bool empty, idx_t queries_without_keys) const {
     const idx_t group = shape.group(), seen = empty ? 0 : call.lengths.keys(b);
     if (in.dk) in.dk.head(b, kv_head).clear_rows(seen, shape.keys);
     if (in.dv) in.dv.head(b, kv_head).clear_rows(seen, shape.keys);
     for (idx_t g = kv_head * group; g < (kv_head + 1) * group && in.dq; ++g) {
-      in.dq.head(b, g).clear_rows(0, unseeing);
+      in.dq.head(b, g).clear_rows(0, queries_without_keys);
       in.dq.head(b, g).clear_rows(call.lengths.queries(b), shape.queries);
     }
   }
@@ -199,7 +199,7 @@ struct sums_backward_driver : sums_head_backward<T> {
   // A key head is a task; where it is shared, it has one head of sums.
   idx_t batch_of(idx_t n) const { return n / shape.kv_heads; }
   idx_t head_in_item(idx_t n) const { return n % shape.kv_heads; }
-  bool sees_nothing(idx_t n) const {
+  bool has_no_scores(idx_t n) const {
     return call.lengths.keys(batch_of(n)) == 0 || call.lengths.queries(batch_of(n)) == 0;
   }
   item_head_target target(idx_t n) const {
@@ -233,11 +233,11 @@ struct sums_backward_driver : sums_head_backward<T> {
     clear_features();
     shared_keys.clear(), shared_queries.clear();
     const auto pad_head = [&](idx_t n) {
-      pad(batch_of(n), head_in_item(n), sees_nothing(n), call.unseeing(batch_of(n)));
+      pad(batch_of(n), head_in_item(n), has_no_scores(n), call.queries_without_keys(batch_of(n)));
     };
     const auto run_whole = [&](idx_t n, int worker) {
       auto w = scratch(exec, worker);
-      run_head(batch_of(n), head_in_item(n), sees_nothing(n), w, [&](idx_t h, const item_head_target& to) {
+      run_head(batch_of(n), head_in_item(n), has_no_scores(n), w, [&](idx_t h, const item_head_target& to) {
         call.causal ? run_causal(batch_of(n), h, w, to) : run_both(batch_of(n), h, w, to);
       });
       pad_head(n);

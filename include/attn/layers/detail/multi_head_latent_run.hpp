@@ -107,17 +107,17 @@ struct projected_latents {
   tensor_view<S, 3> q, rows;            // queries; [c; k_rotary]
   tensor_view<S, 3> latent;             // c after its norm: columns of the rows, or separate
 
-  /// `apart`: what was projected stays as it was before the norms.
+  /// `keep_norm_inputs`: what was projected stays as it was before the norms.
   static projected_latents layout(arena& memory, const multi_head_latent_weights<S>& w, idx_t batch, idx_t length,
-                                  bool apart) {
+                                  bool keep_norm_inputs) {
     const auto allocate = [&](idx_t dim) { return allocate_sequence<S>(memory, batch, length, dim); };
     projected_latents p;
     if (!w.query) p.normed_down = p.down = allocate(w.query_down.extent(0));
     p.q = allocate((w.query ? w.query : w.query_up).extent(0));
     p.rows = allocate(w.latent.extent(0));
     p.latent = p.rows.slice(2, 0, w.latent_up.extent(1));
-    if (apart && w.q_norm) p.normed_down = allocate(p.down.extent(2));
-    if (apart && w.latent_norm) p.latent = allocate(p.latent.extent(2));
+    if (keep_norm_inputs && w.q_norm) p.normed_down = allocate(p.down.extent(2));
+    if (keep_norm_inputs && w.latent_norm) p.latent = allocate(p.latent.extent(2));
     return p;
   }
   /// c before its norm.

@@ -42,7 +42,7 @@ struct spread_states {
   const holder_list& holders = sequence.key_holders();
 
   idx_t unit = 0, units = 0;  // heads that are computed together, and how many such units there are
-  idx_t twice = 0;            // units that are summed up before they are attended to
+  idx_t summed_first = 0;     // units that are summed up before they are attended to
   sums_type* keys = nullptr;  // of every head of every item: those that came before, then with what is here
   idx_t stored_heads = 0;
   stored_sums* stored = nullptr;  // [heads][segments]
@@ -123,14 +123,14 @@ struct spread_states {
   }
   /// The process that has the totals of all heads sends them to all others; is_empty(b) says which are 0.
   template <class Empty>
-  void tell_all(state_messages& messages, sums_type* totals, const Empty& is_empty) const {
+  void broadcast_sums(state_messages& messages, sums_type* totals, const Empty& is_empty) const {
     expect(messages, totals);
     scan(messages, 0, item_heads, totals, [](idx_t) {});
     for (idx_t item_head = 0; item_head < item_heads; ++item_head)
       totals[item_head].empty = is_empty(batch_of(item_head));
   }
   /// The first queries of item b that see no key of any process.
-  idx_t unseeing(idx_t b) const {
+  idx_t queries_without_keys(idx_t b) const {
     if (sequence.keys(b) == 0) return call.lengths.queries(b);
     if (!call.causal || sequence.has_earlier_keys(b)) return 0;
     return std::max<idx_t>(call.lengths.queries(b) - call.lengths.keys(b), 0);
@@ -142,7 +142,7 @@ template <class T>
 struct kernel_scan : spread_states<T> {
   using base = spread_states<T>;
   using base::batch_of, base::call, base::exec, base::head_in_item, base::holders, base::item_heads, base::kernel,
-      base::keys, base::segments_of, base::sequence, base::twice, base::unit, base::units;
+      base::keys, base::segments_of, base::sequence, base::summed_first, base::unit, base::units;
   using segment_sums = typename sums_kernel<T>::segment_sums;
 
   segment_sums* own = nullptr;  // one a worker
@@ -152,7 +152,7 @@ struct kernel_scan : spread_states<T> {
   kernel_scratch<T> scratch(int worker) const { return kernel.scratch(exec, worker); }
   void layout(arena& memory) {
     call.map->layout(memory, item_heads);
-    this->layout_keys(memory, call.causal ? first_of(twice) : unit);
+    this->layout_keys(memory, call.causal ? first_of(summed_first) : unit);
     own = memory.allocate_list(exec.active_threads(), [&](arena& m) { return kernel.layout_sums(m); });
   }
   void sum_up(idx_t u) { this->sum_up_keys(first_of(u), first_of(u + 1), messages); }
@@ -188,18 +188,18 @@ struct kernel_scan : spread_states<T> {
 
   void run_causal() {
     if (!holders.holds()) return;
-    for (idx_t u = 0; u < twice; ++u) sum_up(u);
-    const idx_t first = (std::min)(holders.place, twice);
+    for (idx_t u = 0; u < summed_first; ++u) sum_up(u);
+    const idx_t first = (std::min)(holders.place, summed_first);
     for (idx_t u = 0; u < first; ++u) attend_stored(u);
-    for (idx_t u = twice; u < units; ++u) attend_and_sum_up(u);
-    for (idx_t u = first; u < twice; ++u) attend_stored(u);
+    for (idx_t u = summed_first; u < units; ++u) attend_and_sum_up(u);
+    for (idx_t u = first; u < summed_first; ++u) attend_stored(u);
     messages.finish();
   }
   void run_bidirectional() {
     for (idx_t u = 0; u < units && holders.holds(); ++u) sum_up(u);
     messages.finish();
     auto totals = holders.tree(sequence.group());
-    this->tell_all(totals, keys, [&](idx_t b) { return sequence.keys(b) == 0; });
+    this->broadcast_sums(totals, keys, [&](idx_t b) { return sequence.keys(b) == 0; });
     const idx_t blocks = ceil_div(call.shape.queries, kernel_chunk);
     exec.for_each(item_heads * blocks, [&](idx_t task, int worker) {
       const idx_t item_head = task / blocks, block = task % blocks, b = batch_of(item_head);
@@ -217,7 +217,7 @@ struct kernel_scan : spread_states<T> {
     const bool share = threads > 1 && item_heads < 2 * threads && item_heads % threads != 0;
     unit = (std::min)(share ? item_heads : threads, item_heads);
     units = unit > 0 ? (item_heads + unit - 1) / unit : 0;
-    twice = share ? units : holders.last() ? 0 : (std::min)(units, holders.count() - 1);
+    summed_first = share ? units : holders.last() ? 0 : (std::min)(units, holders.count() - 1);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
@@ -227,7 +227,7 @@ struct kernel_scan : spread_states<T> {
     call.causal ? run_causal() : run_bidirectional();
     for (idx_t b = 0; b < call.shape.batch; ++b)
       for (idx_t h = 0; h < call.shape.heads; ++h) {  // padding, and rows that see no key
-        call.out.head(b, h).clear_rows(0, this->unseeing(b));
+        call.out.head(b, h).clear_rows(0, this->queries_without_keys(b));
         call.out.head(b, h).clear_rows(call.lengths.queries(b), call.shape.queries);
       }
   }
@@ -235,7 +235,7 @@ struct kernel_scan : spread_states<T> {
 
 /// Checks a call of an operator on one of several processes: make(call_views, parameters with the lengths of this
 /// process's tokens, settings) does it and returns the call. Beside what it has for one process, the operator's
-/// refuse() says what it cannot do over several, and settings() adds what must be the same on all of them.
+/// check_options() says what it cannot do over several, and settings() adds what must be the same on all of them.
 template <class S, class Operator, class Make, class T = compute_type<S>>
 kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S>& x, Operator& one, const Make& make) {
   kernel_call<T> call;
@@ -247,7 +247,7 @@ kernel_call<T> check_spread(distributed_sequence& sequence, const kernel_views<S
   agree_on(sequence.group(), own, [&](common_settings& settings) {
     call_views check{sequence.group().name()};
     if (given.key_mask) check.fail("no key_mask over processes", "one");
-    one.refuse(check);
+    one.check_options(check);
     const auto lengths = check_lengths(
         check, {.batch = batch, .queries = sequence.whole_queries(), .keys = sequence.whole_keys()},
         given.both_lengths, given.query_lengths, given.key_lengths);
@@ -276,7 +276,7 @@ struct spread_features {
   kernel_parameters<T> given;
 
   static constexpr bool usable() { return true; }
-  void refuse(const validator&) const {}
+  void check_options(const validator&) const {}
   void validate(const validator&, kernel_call<T>&) const {}
   void settings(common_settings&) const {}
   Features<T> map(const kernel_call<T>& call) const { return Features<T>(call); }

@@ -19,7 +19,7 @@ template <class T>
 struct kernel_scan_backward : spread_states<T> {
   using base = spread_states<T>;
   using base::batch_of, base::call, base::exec, base::head_in_item, base::holders, base::item_heads, base::kernel,
-      base::keys, base::segments, base::segments_of, base::sequence, base::stored_of, base::twice, base::unit,
+      base::keys, base::segments, base::segments_of, base::sequence, base::stored_of, base::summed_first, base::unit,
       base::units;
   using driver = sums_backward_driver<T>;
   using sums_type = kernel_sums<T>;
@@ -33,11 +33,11 @@ struct kernel_scan_backward : spread_states<T> {
   idx_t heads = shape.batch * shape.kv_heads;  // of keys, which make up units
   idx_t query_segments = most_segments(shape.queries);
   sums_type* queries = nullptr;  // as keys, causal from the other end
-  stored_sums* after = nullptr;  // [item_heads of `twice` units][segments]; not causal [item_heads][query segments]
+  stored_sums* after = nullptr;  // [heads of `summed_first` units][segments]; not causal [item_heads][query segments]
 
   /// The heads of a unit are [first_item_head(u), first_item_head(u + 1)).
   idx_t first_item_head(idx_t u) const { return (std::min)(u * unit, heads) * one.sums_per_key_head(); }
-  bool sees_nothing(idx_t b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
+  bool has_no_scores(idx_t b) const { return sequence.keys(b) == 0 || sequence.queries(b) == 0; }
   worker_scratch scratch(int worker) const { return one.scratch(exec, worker); }
 
   void layout(arena& memory) {
@@ -47,7 +47,7 @@ struct kernel_scan_backward : spread_states<T> {
     queries = this->allocate_states(memory);
     one.store_before = false;
     after = this->allocate_stored(memory,
-                                  call.causal ? first_item_head(twice) * segments : item_heads * query_segments);
+                                  call.causal ? first_item_head(summed_first) * segments : item_heads * query_segments);
     one.layout_features(memory, call.projection.extents[2]);
   }
 
@@ -56,18 +56,18 @@ struct kernel_scan_backward : spread_states<T> {
     this->expect_keys(messages);
     if (holders.holds()) this->sum_up_keys(0, item_heads, messages);
     messages.finish();
-    if (!call.causal) tell_all(holders, keys);
+    if (!call.causal) broadcast_sums(holders, keys);
   }
-  void tell_all(const holder_list& among, sums_type* totals) {
+  void broadcast_sums(const holder_list& among, sums_type* totals) {
     auto messages = among.tree(sequence.group());
-    base::tell_all(messages, totals, [&](idx_t b) { return sees_nothing(b); });
+    base::broadcast_sums(messages, totals, [&](idx_t b) { return has_no_scores(b); });
     messages.finish();
   }
 
   void run_bidirectional() {
     exec.for_each(item_heads, [&](idx_t item_head, int worker) {
       const idx_t b = batch_of(item_head), all = call.lengths.queries(b);
-      if (sees_nothing(b)) return;
+      if (has_no_scores(b)) return;
       const auto w = scratch(worker);
       for (idx_t n = 0, step = segment_tokens(all); n * step < all; ++n) {
         const idx_t begin = n * step, end = (std::min)(begin + step, all);
@@ -81,17 +81,17 @@ struct kernel_scan_backward : spread_states<T> {
       const auto s = scratch(0).x.forward;
       for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
         const idx_t b = batch_of(item_head);
-        queries[item_head].empty = sees_nothing(b) || !sequence.has_earlier_queries(b);
+        queries[item_head].empty = has_no_scores(b) || !sequence.has_earlier_queries(b);
       }
       this->expect(messages, queries);
       const idx_t here = sequence.query_holders().holds() ? item_heads : 0;
       this->scan(messages, 0, here, queries, [&](idx_t item_head) {
         const idx_t b = batch_of(item_head), all = call.lengths.queries(b);
-        for (idx_t n = 0; !sees_nothing(b) && n * segment_tokens(all) < all; ++n)
+        for (idx_t n = 0; !has_no_scores(b) && n * segment_tokens(all) < all; ++n)
           kernel.add_segment(queries[item_head], T(1), after[item_head * query_segments + n].sums, s);
       });
       messages.finish();
-      tell_all(sequence.query_holders(), queries);
+      broadcast_sums(sequence.query_holders(), queries);
     }
     exec.for_each(heads, [&](idx_t n, int worker) {
       auto w = scratch(worker);
@@ -108,16 +108,16 @@ struct kernel_scan_backward : spread_states<T> {
     auto messages = holders.chain(sequence.group(), true);
     for (idx_t item_head = 0; item_head < item_heads; ++item_head) {
       const idx_t b = batch_of(item_head);
-      queries[item_head].empty = !in.reverse() || sees_nothing(b) || !sequence.has_later_keys(b);
+      queries[item_head].empty = !in.reverse() || has_no_scores(b) || !sequence.has_later_keys(b);
     }
     if (in.reverse()) this->expect(messages, queries);
     for (idx_t n = 0; n < heads && !holders.holds(); ++n) pad(n);
     if (!holders.holds()) return;
-    for (idx_t u = 0; u < twice; ++u) sum_up_queries(u, messages);
-    const idx_t first = (std::min)(holders.count() - 1 - holders.place, twice);
+    for (idx_t u = 0; u < summed_first; ++u) sum_up_queries(u, messages);
+    const idx_t first = (std::min)(holders.count() - 1 - holders.place, summed_first);
     for (idx_t u = 0; u < first; ++u) attend(u, messages);
-    for (idx_t u = twice; u < units; ++u) attend(u, messages);
-    for (idx_t u = first; u < twice; ++u) attend(u, messages);
+    for (idx_t u = summed_first; u < units; ++u) attend(u, messages);
+    for (idx_t u = first; u < summed_first; ++u) attend(u, messages);
     messages.finish();
   }
 
@@ -125,7 +125,7 @@ struct kernel_scan_backward : spread_states<T> {
   void sum_up_queries(idx_t u, state_messages& messages) {
     const idx_t first = first_item_head(u), end = first_item_head(u + 1);
     this->for_each_segment(first, end, messages, [&](idx_t item_head, idx_t n, idx_t, idx_t, int worker) {
-      if (sees_nothing(batch_of(item_head))) return;
+      if (has_no_scores(batch_of(item_head))) return;
       auto w = scratch(worker);
       stored_sums& x = after[item_head * segments + n];
       w.own_queries = x.sums;
@@ -136,7 +136,7 @@ struct kernel_scan_backward : spread_states<T> {
     const auto s = scratch(0).x.forward;
     this->scan(messages, first, end, queries, [&](idx_t item_head) {
       sums_type& later = queries[item_head];
-      for (idx_t n = segments_of(item_head) - 1; n >= 0 && !sees_nothing(batch_of(item_head)); --n) {
+      for (idx_t n = segments_of(item_head) - 1; n >= 0 && !has_no_scores(batch_of(item_head)); --n) {
         stored_sums& x = after[item_head * segments + n];
         if (x.sums.empty) {
           copy_sums(later, x.sums);
@@ -150,7 +150,7 @@ struct kernel_scan_backward : spread_states<T> {
   }
   /// The gradients of a unit.
   void attend(idx_t u, state_messages& messages) {
-    const bool known = u < twice;
+    const bool known = u < summed_first;
     const idx_t first = first_item_head(u), end = first_item_head(u + 1);
     for (idx_t item_head = first; item_head < end && !known && in.reverse(); ++item_head) messages.receive(item_head);
     exec.for_each((std::min)((u + 1) * unit, heads) - u * unit, [&](idx_t n, int worker) {
@@ -178,14 +178,14 @@ struct kernel_scan_backward : spread_states<T> {
   template <class RunItemHead>
   void run_head(idx_t number, worker_scratch& w, const RunItemHead& run_item_head) const {
     const idx_t b = number / shape.kv_heads;
-    one.run_head(b, number % shape.kv_heads, sees_nothing(b), w, [&](idx_t h, const item_head_target& to) {
+    one.run_head(b, number % shape.kv_heads, has_no_scores(b), w, [&](idx_t h, const item_head_target& to) {
       run_item_head(b * call.heads + h, to);
     });
     pad(number);
   }
   void pad(idx_t number) const {
     const idx_t b = number / shape.kv_heads;
-    one.pad(b, number % shape.kv_heads, sees_nothing(b), this->unseeing(b));
+    one.pad(b, number % shape.kv_heads, has_no_scores(b), this->queries_without_keys(b));
   }
 
   /// The gradients of the features are summed over the processes, in the order of their ranks.
@@ -214,7 +214,7 @@ struct kernel_scan_backward : spread_states<T> {
     const auto limit = exec.limit_threads(work);
     unit = std::min<idx_t>(exec.active_threads(), heads);
     units = unit > 0 ? (heads + unit - 1) / unit : 0;
-    twice = !in.reverse() || holders.first() ? 0 : std::clamp<idx_t>(holders.count() - 1, 0, units);
+    summed_first = !in.reverse() || holders.first() ? 0 : std::clamp<idx_t>(holders.count() - 1, 0, units);
     exec.shared_scratch([&](arena& memory) {
       layout(memory);
       return 0;
