@@ -31,7 +31,6 @@ struct aft_conv_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of aft_conv. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable W, viewable D,
           class Options = aft_conv_options<element_of<const Q&>>>
 void aft_conv_backward(const Q& q, const K& k, const V& v, const W& w, const D& d_out,

@@ -34,7 +34,6 @@ struct aft_full_options {
   operator detail::aft_parameters() const { return {lengths, causal, gate, key_mask}; }
 };
 
-/// Attention-free mixing with a bias for every pair. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable O, viewable W,
           class Options = aft_full_options<element_of<const Q&>>>
 void aft_full(const Q& q, const K& k, const V& v, O&& out, const W& w, Options&& options = {},

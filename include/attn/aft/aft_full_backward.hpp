@@ -36,7 +36,6 @@ struct aft_full_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of aft_full. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable W, viewable D,
           class Options = aft_full_options<element_of<const Q&>>>
 void aft_full_backward(const Q& q, const K& k, const V& v, const W& w, const D& d_out,

@@ -33,7 +33,6 @@ struct aft_local_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of aft_local. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable W, viewable D,
           class Options = aft_local_options<element_of<const Q&>>>
 void aft_local_backward(const Q& q, const K& k, const V& v, const W& w, const D& d_out,

@@ -33,7 +33,6 @@ struct aft_simple_options {
   operator detail::aft_parameters() const { return {lengths, causal, gate, key_mask}; }
 };
 
-/// Attention-free mixing without biases. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_simple_options<element_of<const Q&>>>
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;

@@ -29,7 +29,6 @@ struct aft_simple_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of aft_simple. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable D, class Options = aft_simple_options<element_of<const Q&>>>
 void aft_simple_backward(const Q& q, const K& k, const V& v, const D& d_out,
                          const aft_simple_gradients<element_of<const Q&>>& gradients, Options&& options = {},

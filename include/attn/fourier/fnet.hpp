@@ -46,7 +46,6 @@ inline void check_fnet(const memory_layout& x, const memory_layout& out, std::sp
 
 }  // namespace detail
 
-/// Fourier mixing. See the top of the file.
 template <viewable X, viewable O, class Options = fnet_options<element_of<const X&>>>
 void fnet(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) {
   detail::require_one_element_type<const X&, const X&, const X&, O>();

@@ -38,7 +38,6 @@ inline void check_fnet_backward(const memory_layout& d_out, const memory_layout&
 
 }  // namespace detail
 
-/// The gradient of fnet. See the top of the file.
 template <viewable D, class Options = fnet_options<element_of<const D&>>>
 void fnet_backward(const D& d_out, const fnet_gradients<element_of<const D&>>& gradients, Options&& options = {},
                    execution_ref exec = {}) {

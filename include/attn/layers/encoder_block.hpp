@@ -152,7 +152,6 @@ template <class S>
 
 }  // namespace detail
 
-/// A block of an encoder. See the top of the file.
 template <viewable X, viewable O, class Mixer, class Weights = encoder_block_weights<element_of<const X&>>,
           class Options = encoder_block_options<element_of<const X&>>>
 void encoder_block(const X& x, O&& out, const Weights& weights, Mixer&& mix, Options&& options = {},

@@ -224,7 +224,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The gradients of a block of an encoder. See the top of the file.
 template <viewable X, class Mixer, class MixerBackward, viewable D,
           class Weights = encoder_block_weights<element_of<const X&>>,
           class Options = encoder_block_options<element_of<const X&>>>

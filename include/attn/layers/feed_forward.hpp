@@ -200,7 +200,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The feed-forward layer. See the top of the file.
 template <viewable X, viewable O, class Weights = feed_forward_weights<element_of<const X&>>,
           class Options = feed_forward_options>
 void feed_forward(const X& x, O&& out, const Weights& weights, Options&& options = {}, execution_ref exec = {}) {

@@ -211,7 +211,6 @@ void run_feed_forward_backward(const feed_forward_backward_driver<P>& call, exec
 
 }  // namespace detail
 
-/// The gradients of feed_forward. See the top of the file.
 template <viewable X, viewable D, class Weights = feed_forward_weights<element_of<const X&>>,
           class Options = feed_forward_options>
 void feed_forward_backward(const X& x, const Weights& weights, const D& d_out,

@@ -28,7 +28,6 @@ struct group_norm_options {
   compute_type<S> eps = compute_type<S>(1e-5);
 };
 
-/// Normalises every head of every token. See the top of the file.
 template <viewable X, viewable O, class Weights = group_norm_weights<element_of<const X&>>,
           class Options = group_norm_options<element_of<const X&>>>
 void group_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {

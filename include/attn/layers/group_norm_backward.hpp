@@ -25,7 +25,6 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 using group_norm_gradients = layer_norm_gradients<S>;
 
-/// The gradients of group_norm. See the top of the file.
 template <viewable X, viewable D, class Weights = group_norm_weights<element_of<const X&>>,
           class Options = group_norm_options<element_of<const X&>>>
 void group_norm_backward(const X& x, const Weights& weights, const D& d_out,

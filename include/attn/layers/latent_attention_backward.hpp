@@ -42,7 +42,6 @@ struct latent_attention_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of latent_attention. See the top of the file.
 template <viewable Q, viewable QR, viewable L, viewable KR, viewable W, viewable U, viewable O, viewable D,
           class Options = latent_attention_options<element_of<const Q&>>>
 void latent_attention_backward(const Q& q, const QR& q_rotary, const L& latent, const KR& k_rotary, const W& w_key,

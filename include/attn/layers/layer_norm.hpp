@@ -221,7 +221,6 @@ template <class S>
 
 }  // namespace detail
 
-/// Normalises every token. See the top of the file.
 template <viewable X, viewable O, class Weights = layer_norm_weights<element_of<const X&>>,
           class Options = layer_norm_options<element_of<const X&>>>
 void layer_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {

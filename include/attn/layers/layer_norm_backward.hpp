@@ -141,7 +141,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The gradients of layer_norm. See the top of the file.
 template <viewable X, viewable D, class Weights = layer_norm_weights<element_of<const X&>>,
           class Options = layer_norm_options<element_of<const X&>>>
 void layer_norm_backward(const X& x, const Weights& weights, const D& d_out,

@@ -119,7 +119,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The mean over tokens. See the top of the file.
 template <viewable X, viewable O, class Options = mean_pool_options>
 void mean_pool(const X& x, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const X&>;

@@ -51,7 +51,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The gradient of mean_pool. See the top of the file.
 template <viewable X, viewable D, class Options = mean_pool_options>
 void mean_pool_backward(const X& x, const D& d_out, const mean_pool_gradients<element_of<const X&>>& gradients,
                         Options&& options = {}, execution_ref exec = {}) {

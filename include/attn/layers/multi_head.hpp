@@ -69,7 +69,6 @@ struct multi_head_options {
   std::optional<rotary_options<S>> rotary{};
 };
 
-/// Attention of x to itself or to a context. See the top of the file.
 template <viewable X, viewable O, class Operator, class Weights = multi_head_weights<element_of<const X&>>,
           class Options = multi_head_options<element_of<const X&>>>
 void multi_head(const X& x, O&& out, const Weights& weights, Operator&& op, Options&& options = {},

@@ -49,7 +49,6 @@ struct multi_head_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of multi_head. See the top of the file.
 template <viewable X, class Operator, class OperatorBackward, viewable D,
           class Weights = multi_head_weights<element_of<const X&>>,
           class Options = multi_head_options<element_of<const X&>>>

@@ -63,7 +63,6 @@ template <class S>
 
 }  // namespace detail
 
-/// Latent attention of x to itself. See the top of the file.
 template <viewable X, viewable O, class Weights = multi_head_latent_weights<element_of<const X&>>,
           class Options = multi_head_latent_options<element_of<const X&>>>
 void multi_head_latent(const X& x, O&& out, const Weights& weights, Options&& options = {}, execution_ref exec = {}) {

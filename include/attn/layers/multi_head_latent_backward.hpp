@@ -72,7 +72,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The gradients of multi_head_latent. See the top of the file.
 template <viewable X, viewable D, class Weights = multi_head_latent_weights<element_of<const X&>>,
           class Options = multi_head_latent_options<element_of<const X&>>>
 void multi_head_latent_backward(const X& x, const Weights& weights, const D& d_out,

@@ -126,7 +126,6 @@ template <class S>
 
 }  // namespace detail
 
-/// out = x W^T + b. See the top of the file.
 template <viewable X, viewable O, class Weights = project_weights<element_of<const X&>>>
 void project(const X& x, O&& out, const Weights& weights, execution_ref exec = {}) {
   using S = element_of<const X&>;

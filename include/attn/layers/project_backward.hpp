@@ -78,7 +78,6 @@ template <class S>
 
 }  // namespace detail
 
-/// The gradients of project. See the top of the file.
 template <viewable X, viewable D, class Weights = project_weights<element_of<const X&>>>
 void project_backward(const X& x, const Weights& weights, const D& d_out,
                       const project_gradients<element_of<const X&>>& gradients, execution_ref exec = {}) {

@@ -130,7 +130,6 @@ void reversible(const char* name, int sign, const X& x, O& out, F& f, G& g, Opti
 
 }  // namespace detail
 
-/// Forward. See the top of the file.
 template <viewable X, viewable O, class F, class G, class Options = reversible_block_options<element_of<const X&>>>
 void reversible_block(const X& x, O&& out, F&& f, G&& g, Options&& options = {}, execution_ref exec = {}) {
   detail::reversible("reversible_block", 1, x, out, f, g, options, exec);

@@ -27,7 +27,6 @@ struct rms_norm_options {
   compute_type<S> eps = compute_type<S>(1e-5);
 };
 
-/// Normalises every token. See the top of the file.
 template <viewable X, viewable O, class Weights = rms_norm_weights<element_of<const X&>>,
           class Options = rms_norm_options<element_of<const X&>>>
 void rms_norm(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {

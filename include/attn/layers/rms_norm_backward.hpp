@@ -29,7 +29,6 @@ struct rms_norm_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of rms_norm. See the top of the file.
 template <viewable X, viewable D, class Weights = rms_norm_weights<element_of<const X&>>,
           class Options = rms_norm_options<element_of<const X&>>>
 void rms_norm_backward(const X& x, const Weights& weights, const D& d_out,

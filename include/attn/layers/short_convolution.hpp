@@ -38,7 +38,6 @@ struct short_convolution_options {
   view_field<S, 3> final_state{};                 // written if given: the last w - 1 tokens of the true length
 };
 
-/// The short convolution. See the top of the file.
 template <viewable X, viewable O, class Weights = short_convolution_weights<element_of<const X&>>,
           class Options = short_convolution_options<element_of<const X&>>>
 void short_convolution(const X& x, O&& out, const Weights& weights, Options&& options = {}, execution_ref exec = {}) {

@@ -32,7 +32,6 @@ struct short_convolution_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of short_convolution. See the top of the file.
 template <viewable X, viewable D, class Weights = short_convolution_weights<element_of<const X&>>,
           class Options = short_convolution_options<element_of<const X&>>>
 void short_convolution_backward(const X& x, const Weights& weights, const D& d_out,

@@ -59,7 +59,6 @@ template <class S>
 
 }  // namespace detail
 
-/// Fills a view with positions, or adds them to it. See the top of the file.
 template <viewable O>
 void sinusoidal_positions(O&& out, const sinusoidal_positions_options& options = {}) {
   using S = element_of<O&>;

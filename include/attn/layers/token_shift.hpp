@@ -34,7 +34,6 @@ struct token_shift_options {
   view_field<S, 2> final_state{};            // written if given: the last token of the true length
 };
 
-/// The token shift. See the top of the file.
 template <viewable X, viewable O, class Weights = token_shift_weights<element_of<const X&>>,
           class Options = token_shift_options<element_of<const X&>>>
 void token_shift(const X& x, O&& out, Weights&& weights = {}, Options&& options = {}, execution_ref exec = {}) {

@@ -31,7 +31,6 @@ struct token_shift_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of token_shift. See the top of the file.
 template <viewable X, viewable D, class Weights = token_shift_weights<element_of<const X&>>,
           class Options = token_shift_options<element_of<const X&>>>
 void token_shift_backward(const X& x, const Weights& weights, const D& d_out,

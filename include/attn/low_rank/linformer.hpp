@@ -40,7 +40,6 @@ struct linformer_options {
   view_field<real, 3> lse{};
 };
 
-/// Linformer attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F,
           class Options = linformer_options<element_of<const Q&>>>
 void linformer(const Q& q, const K& k, const V& v, O&& out, const E& e, const F& f, Options&& options = {},

@@ -39,7 +39,6 @@ struct linformer_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of linformer. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F, viewable D,
           class Options = linformer_options<element_of<const Q&>>>
 void linformer_backward(const Q& q, const K& k, const V& v, const O& out, const E& e, const F& f, const D& d_out,

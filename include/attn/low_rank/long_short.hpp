@@ -108,7 +108,6 @@ long_short_call<S> checked_long_short(call_views& check, const attention_shape& 
 
 }  // namespace detail
 
-/// Long-short attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable L,
           class Options = long_short_options<element_of<const Q&>>>
 void long_short(const Q& q, const K& k, const V& v, O&& out, const L& logits, Options&& options = {},

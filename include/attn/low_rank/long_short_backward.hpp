@@ -47,7 +47,6 @@ struct long_short_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of long_short. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable L, viewable D,
           class Options = long_short_options<element_of<const Q&>>>
 void long_short_backward(const Q& q, const K& k, const V& v, const O& out, const L& logits, const D& d_out,

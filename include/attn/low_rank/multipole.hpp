@@ -135,7 +135,6 @@ multipole_clustering<S> checked_multipole(call_views& check, const tensor_view<c
 
 }  // namespace detail
 
-/// Multipole attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = multipole_options<element_of<const Q&>>>
 void multipole(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   using S = element_of<const Q&>;

@@ -45,7 +45,6 @@ struct multipole_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of multipole. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, viewable D,
           class Options = multipole_options<element_of<const Q&>>>
 void multipole_backward(const Q& q, const K& k, const V& v, const O& out, const D& d_out,

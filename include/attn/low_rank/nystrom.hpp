@@ -91,7 +91,6 @@ nystrom_call<S> nystrom_call_of(const attention_call<S, nystrom_options<S>>& cal
 
 }  // namespace detail
 
-/// Nystroem attention. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = nystrom_options<element_of<const Q&>>>
 void nystrom(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, execution_ref exec = {}) {
   auto call = detail::checked_call<nystrom_options>("nystrom", q, k, v, out, options, exec);

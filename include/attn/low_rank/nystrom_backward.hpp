@@ -39,7 +39,6 @@ struct nystrom_gradients {
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 
-/// The gradients of nystrom. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable D, class Options = nystrom_options<element_of<const Q&>>>
 void nystrom_backward(const Q& q, const K& k, const V& v, const D& d_out,
                       const nystrom_gradients<element_of<const Q&>>& gradients, Options&& options = {},

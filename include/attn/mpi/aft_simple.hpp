@@ -43,7 +43,6 @@ void run_spread(const aft_simple_driver<S>& call, const distributed_sequence& se
 
 namespace mpi {
 
-/// Attention-free mixing without biases. See the top of the file. Options and an execution may be left out.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = aft_simple_options<element_of<const Q&>>>
 void aft_simple(const Q& q, const K& k, const V& v, O&& out, MPI_Comm communicator, Options&& options = {},
                 execution_ref exec = {}) {
