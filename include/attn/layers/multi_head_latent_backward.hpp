@@ -33,14 +33,11 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multi_head_latent_gradients {
   view_field<S, 3> x{};
-  view_field<S, 2> query{};
-  view_field<S, 2> query_down{};
+  view_field<S, 2> query{}, query_down{};
   view_field<S, 1> q_norm{};
-  view_field<S, 2> query_up{};
-  view_field<S, 2> latent{};
+  view_field<S, 2> query_up{}, latent{};
   view_field<S, 1> latent_norm{};
-  view_field<S, 2> latent_up{};
-  view_field<S, 2> output{};
+  view_field<S, 2> latent_up{}, output{};
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

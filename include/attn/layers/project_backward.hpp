@@ -67,7 +67,7 @@ template <class S>
   }
   const idx_t outputs = all.extent(1), inputs = all.extent(2);
   const auto limit = exec.limit_threads(work_of_heads<S>(x, all, 2));
-  for_each_head(all.extent(0), exec, [&](idx_t h, execution& e) {
+  for_each_head(all.extent(0), exec.active_threads(), exec, [&](idx_t h, execution& e) {
     const tensor_view<S, 2> d_weight = g.weight ? g.weight.head(h) : tensor_view<S, 2>();
     const projection_gradient<P> one(w.weight.head(h), token_sum<T>(head_of_tokens(d_out, h, outputs)), d_weight,
                                      head_of_list<S>(g.bias, h, outputs), g.accumulate);

@@ -59,7 +59,7 @@ void short_convolution_backward(const X& x, const Weights& weights, const D& d_o
       {.forward = detail::make_convolution<S>(from, w, given.activation, given.lengths, given.initial_state),
        .d = detail::input_tokens<T>(d), .d_final = tensor_view<const S, 3>(g.d_final_state),
        .dx = {tensor_view<S, 3>(g.x), g.accumulate}, .d_initial = {tensor_view<S, 3>(g.initial_state), g.accumulate},
-       .d_weight = {detail::by_tap(d_weight), g.accumulate}, .d_bias = {tensor_view<S, 1>(g.bias), g.accumulate}},
+       .d_weight = {detail::transposed(d_weight), g.accumulate}, .d_bias = {tensor_view<S, 1>(g.bias), g.accumulate}},
       detail::plain_execution_of("short_convolution_backward", exec, options));
 }
 

@@ -265,30 +265,25 @@ void add_score_rows(const T* weights, const T* values, idx_t dim_v, idx_t count,
   multiply_as(pairs, weights, values, convert, multiply);
 }
 
+/// to[i + n][j + m] = from[j + m][i + n] for one packet of rows and columns.
+template <class T>
+ATTN_INLINE void transpose_tile(const T* from, idx_t j, idx_t i, T* to) {
+  packet<T> square[array_size<width<T>>];
+  for (idx_t n = 0; n < width<T>; ++n) square[n] = load<T>(from + (j + n) * kernel_chunk + i);
+  transpose<T>(square);
+  for (idx_t n = 0; n < width<T>; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
+}
 /// to[i][j] = scores[j][i] for i >= j and the lanes of its panel, which are 0.
 template <class T>
 void transpose_scores(const T* scores, idx_t count, T* to) {
-  constexpr idx_t w = width<T>;
-  for (idx_t j = 0; j < count; j += w)
-    for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += w) {
-      packet<T> square[array_size<w>];
-      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(scores + (j + n) * kernel_chunk + i);
-      transpose<T>(square);
-      for (idx_t n = 0; n < w; ++n) store<T>(to + (i + n) * kernel_chunk + j, square[n]);
-    }
+  for (idx_t j = 0; j < count; j += width<T>)
+    for (idx_t i = j / panel_width<T> * panel_width<T>; i < count; i += width<T>) transpose_tile(scores, j, i, to);
 }
-
 /// to[j][i] = factors[i][j] for j <= i and the lanes before it in its vector.
 template <class T>
 void transpose_factors(const T* factors, idx_t count, T* to) {
-  constexpr idx_t w = width<T>;
-  for (idx_t i = 0; i < count; i += w)
-    for (idx_t j = 0; j <= i; j += w) {
-      packet<T> square[array_size<w>];
-      for (idx_t n = 0; n < w; ++n) square[n] = load<T>(factors + (i + n) * kernel_chunk + j);
-      transpose<T>(square);
-      for (idx_t n = 0; n < w; ++n) store<T>(to + (j + n) * kernel_chunk + i, square[n]);
-    }
+  for (idx_t i = 0; i < count; i += width<T>)
+    for (idx_t j = 0; j <= i; j += width<T>) transpose_tile(factors, i, j, to);
 }
 
 /// dot[t] = sum over r < rows of x[r][t] y[r][t].

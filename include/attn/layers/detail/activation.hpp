@@ -32,19 +32,29 @@ struct normal_tail_constants<double> {
       3.0587084313947988631e-10,  1.7982145219164412172e-10, -1.3796560806489797202e-11};  // error 1.3e-17
 };
 
+/// e^(-a^2 / 2) and Phi(x), a being |x| up to where Phi ends.
+template <class T>
+struct normal_values {
+  packet<T> bell, distribution;
+
+  ATTN_INLINE normal_values(const packet<T>& x, const packet<T>& a) {
+    using constants = normal_tail_constants<T>;
+    const packet<T> one = broadcast<T>(T(1)), half = broadcast<T>(T(-0.5));
+    // The square as a sum of two numbers: its rounding error would grow with the exponent.
+    const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square));
+    bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
+    const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
+    const packet<T> u = fma(r, broadcast<T>(-constants::factor), broadcast<T>(constants::base));
+    const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
+    distribution = if_less(zero<T>(), x, sub(one, tail), tail);
+  }
+};
+
 template <class T>
 ATTN_INLINE packet<T> gelu(const packet<T>& x) {
-  using constants = normal_tail_constants<T>;
-  const packet<T> one = broadcast<T>(T(1)), half = broadcast<T>(T(-0.5));
-  const packet<T> above = (max)(x, broadcast<T>(-constants::farthest));  // -infinity times 0 would be NaN
-  const packet<T> a = (min)(abs(above), broadcast<T>(constants::farthest));
-  // The square as a sum of two numbers: its rounding error would grow with the exponent.
-  const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square));
-  const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
-  const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
-  const packet<T> u = fma(r, broadcast<T>(-constants::factor), broadcast<T>(constants::base));
-  const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
-  return mul(above, if_less(zero<T>(), x, sub(one, tail), tail));
+  constexpr T farthest = normal_tail_constants<T>::farthest;
+  const packet<T> above = (max)(x, broadcast<T>(-farthest));  // -infinity times 0 would be NaN
+  return mul(above, normal_values<T>(x, (min)(abs(above), broadcast<T>(farthest))).distribution);
 }
 
 /// x (1 + tanh u) / 2 = x / (1 + e^(-2u))
@@ -57,21 +67,15 @@ ATTN_INLINE packet<T> gelu_tanh(const packet<T>& x) {
   return div(above, add(exp<T>(minus_2u), broadcast<T>(T(1))));
 }
 
-/// Phi(x) + x phi(x), the derivative of gelu. The tail is that of gelu.
+/// Phi(x) + x phi(x), the derivative of gelu.
 template <class T>
 ATTN_INLINE packet<T> gelu_slope(const packet<T>& x) {
-  using constants = normal_tail_constants<T>;
   constexpr T phi_at_0 = T(0.3989422804014326779399461);  // 1 / sqrt(2 pi)
-  const packet<T> one = broadcast<T>(T(1)), farthest = broadcast<T>(constants::farthest);
-  const packet<T> above = (max)(x, broadcast<T>(-constants::farthest));
+  const packet<T> farthest = broadcast<T>(normal_tail_constants<T>::farthest);
+  const packet<T> above = (max)(x, broadcast<T>(-normal_tail_constants<T>::farthest));
   const packet<T> within = if_less(farthest, above, farthest, above);  // NaN stays
-  const packet<T> a = (min)(abs(within), farthest);
-  const packet<T> square = mul(a, a), rest = fma(a, a, sub(zero<T>(), square)), half = broadcast<T>(T(-0.5));
-  const packet<T> bell = mul(exp<T>(mul(square, half)), fma(rest, half, one));
-  const packet<T> r = div(one, add(a, broadcast<T>(constants::shift)));
-  const packet<T> u = fma(r, broadcast<T>(-constants::factor), broadcast<T>(constants::base));
-  const packet<T> tail = mul(mul(bell, polynomial<T>(u, constants::series)), r);
-  return fma(within, mul(bell, broadcast<T>(phi_at_0)), if_less(zero<T>(), x, sub(one, tail), tail));
+  const normal_values<T> normal(x, (min)(abs(within), farthest));
+  return fma(within, mul(normal.bell, broadcast<T>(phi_at_0)), normal.distribution);
 }
 
 /// With s = 1 / (1 + e^(-2u)) the derivative of gelu_tanh, s + x s (1 - s) 2u'; both s and 1 - s keep their digits.

@@ -70,12 +70,6 @@ struct convolution_weights {
   }
 };
 
-/// A weight [channels, taps] as [taps, channels].
-template <class S>
-tensor_view<S, 2> by_tap(const tensor_view<S, 2>& w) {
-  return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
-}
-
 /// A row of x, in `slot` unless it can be used where it lies.
 template <class T>
 const T* row_or_copy(const any_rows<T>& x, idx_t n, idx_t dim, T* slot) {

@@ -11,6 +11,12 @@ template <class T, class X>
 concept three_axes =
     std::is_constructible_v<tensor_view<T, 3>, X&> && !std::is_constructible_v<tensor_view<T, 2>, X&>;
 
+/// Head h of matrices [heads, rows, columns].
+template <class T>
+constexpr tensor_view<T, 2> matrix_of_head(const tensor_view<T, 3>& x, idx_t h) {
+  return {x.data() ? x.data() + h * x.stride(0) : nullptr, {x.extent(1), x.extent(2)}, {x.stride(1), x.stride(2)}};
+}
+
 /// A Field, which is of matrices of T, or a view [heads, rows, columns]. Of the latter it has the extents of one head.
 template <class Field, class T>
 class field_per_head : public Field {
@@ -41,9 +47,6 @@ class field_per_head : public Field {
   template <std::size_t N>
   using view = tensor_view<T, static_cast<int>(N)>;
 
-  static constexpr tensor_view<T, 2> matrix_of_head(const tensor_view<T, 3>& x, idx_t h) {
-    return {x.data() ? x.data() + h * x.stride(0) : nullptr, {x.extent(1), x.extent(2)}, {x.stride(1), x.stride(2)}};
-  }
   template <class X>
   static constexpr tensor_view<T, 3> all_of([[maybe_unused]] std::remove_reference_t<X>& x) {
     if constexpr (three_axes<T, std::remove_reference_t<X>>) return view_of_field<T, 3, X>(x);
@@ -58,10 +61,10 @@ class field_per_head : public Field {
   tensor_view<T, 3> all_{};
 };
 
-/// run(head, execution) for every head, by several threads at once where there are as many heads.
+/// run(head, execution) for every head: each by one thread where there are at least so many heads, else by all.
 template <class Run>
-void for_each_head(idx_t heads, execution& exec, Run&& run) {
-  if (exec.active_threads() == 1 || heads < exec.active_threads()) {
+void for_each_head(idx_t heads, idx_t least, execution& exec, Run&& run) {
+  if (exec.active_threads() == 1 || heads < least) {
     for (idx_t h = 0; h < heads; ++h) run(h, exec);
     return;
   }

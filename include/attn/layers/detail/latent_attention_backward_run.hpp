@@ -129,9 +129,9 @@ struct latent_backward_driver {
         ++n;
         const auto& dw = of_key ? in.dw_key : in.dw_value;
         const auto d = sequence_of_head(of_key ? dk.slice(3, 0, views.q.extent(3)) : dv, h);
-        return projection_gradient<P>(weight_of_head(of_key ? views.w_key : views.w_value, first + h),
+        return projection_gradient<P>(matrix_of_head(of_key ? views.w_key : views.w_value, first + h),
                                       token_sum<T>(d),
-                                      dw ? weight_of_head(dw, first + h) : tensor_view<S, 2>(), tensor_view<S, 1>(),
+                                      dw ? matrix_of_head(dw, first + h) : tensor_view<S, 2>(), tensor_view<S, 1>(),
                                       in.accumulate);
       });
     });

@@ -27,13 +27,6 @@ tensor_view<S, 3> sequence_of_head(const tensor_view<S>& x, idx_t h) {
   const auto one = x.slice(1, h, 1);
   return {one.data(), {x.extent(0), x.extent(2), x.extent(3)}, {x.stride(0), x.stride(2), x.stride(3)}};
 }
-/// Head h of weights [H, outputs, inputs].
-template <class S>
-tensor_view<S, 2> weight_of_head(const tensor_view<S, 3>& w, idx_t h) {
-  const auto one = w.slice(0, h, 1);
-  return {one.data(), {w.extent(1), w.extent(2)}, {w.stride(1), w.stride(2)}};
-}
-
 /// What latent_attention and its step read.
 template <class S>
 struct latent_views {
@@ -204,7 +197,7 @@ void expand_heads(const latent_views<S>& views, idx_t first, const tensor_view<S
       idx_t n = 0;
       return memory.allocate_list(2 * count, [&](arena&) {
         const idx_t h = n / 2, one = n++ % 2;
-        return projection<P>{{weight_of_head(one ? views.w_value : views.w_key, first + h), tensor_view<const S, 1>()},
+        return projection<P>{{matrix_of_head(one ? views.w_value : views.w_key, first + h), tensor_view<const S, 1>()},
                              sequence_of_head(one ? values : made, h)};
       });
     });
@@ -244,20 +237,12 @@ void project_each_head(const tensor_view<const S>& from, const tensor_view<const
   const double numbers = static_cast<double>(weights.size()),
                tokens = static_cast<double>(from.extent(0) * from.extent(2));
   const auto limit = exec.limit_threads({.operations = 2 * tokens * numbers, .bytes = double(sizeof(S)) * numbers});
-  const auto project = [&]<class P>(std::type_identity<P>, idx_t h, execution& by) {
-    const auto w = weight_of_head(weights, h);
-    const projection<P> one{{turned ? transposed(w) : w, tensor_view<const S, 1>()}, sequence_of_head(to, h)};
-    run_projections<P>(sequence_of_head(from, h), {&one, 1}, by);
-  };
-  with_products<S>(exec, [&]<class P>(std::type_identity<P> products) {
-    if (exec.active_threads() == 1) {
-      for (idx_t h = 0; h < from.extent(1); ++h) project(products, h, exec);
-    } else {
-      const auto serial = exec.serial_executions();
-      exec.for_each(from.extent(1), [&](idx_t h, int worker) {
-        project(products, h, serial[static_cast<std::size_t>(worker)]);
-      });
-    }
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    for_each_head(from.extent(1), 1, exec, [&](idx_t h, execution& by) {
+      const auto w = matrix_of_head(weights, h);
+      const projection<P> one{{turned ? transposed(w) : w, tensor_view<const S, 1>()}, sequence_of_head(to, h)};
+      run_projections<P>(sequence_of_head(from, h), {&one, 1}, by);
+    });
   });
 }
 

@@ -193,6 +193,12 @@ inline constexpr token_packing<T> token_packing_of = {
     pack_token_tile<T, S, multiplied_as<T, S>>(), pack_token_tile<bf16_pair, S, multiplied_as<bf16_pair, S>>(),
     pack_token_tile<split_pair, S, multiplied_as<split_pair, S>>()};
 
+/// A weight as its transpose.
+template <class S>
+tensor_view<S, 2> transposed(const tensor_view<S, 2>& w) {
+  return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
+}
+
 /// Tokens of a task where each is independent of the others.
 inline constexpr idx_t tokens_per_task = 64;
 

@@ -97,7 +97,7 @@ convolution_driver<compute_type<S>> make_convolution(const tensor_view<const S, 
                                                    const tensor_view<const S, 3>& state) {
   const tensor_view<const S, 2> weight = weights.weight;
   const tensor_view<const S, 1> bias = weights.bias;
-  return {{x, state, weight.extent(1)}, by_tap(weight), bias, f, lengths};
+  return {{x, state, weight.extent(1)}, transposed(weight), bias, f, lengths};
 }
 
 template <class T>

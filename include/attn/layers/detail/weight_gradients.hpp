@@ -296,12 +296,6 @@ void sum_over_tokens(idx_t tokens, idx_t together, std::span<const weight_sums<P
   for_each_block([](const auto& sums, const auto& block) { sums.put(block); });
 }
 
-/// A weight as its transpose: what takes gradients of outputs to those of inputs.
-template <class S>
-tensor_view<const S, 2> transposed(const tensor_view<const S, 2>& w) {
-  return {w.data(), {w.extent(1), w.extent(0)}, {w.stride(1), w.stride(0)}};
-}
-
 /// sums += rows of d times the packed weight, all of its outputs.
 template <class P>
 void add_token_products(const packed_tokens<P>& d, const weight_panels<P>& weight,

@@ -34,8 +34,6 @@ inline void check_projections(call_views& views, const attention_shape& s, const
                  {"rank of f = rank of e", e.extents[1], f.extents[1]}});
 }
 
-/// Whether E and F are one matrix.
-
 /// Projected keys and values of one batch item, as project() computes them and packed for the kernel.
 template <class P>
 struct linformer_item {
