@@ -31,16 +31,14 @@ template <class S>
 struct delta_rule_options {
   using real = compute_type<S>;
 
-  /// Factor of out; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
+  std::optional<real> scale{};  // factor of out; 1 / sqrt(D) unless given
   list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
   view_field<const real, 3> beta{};          // how much of the difference is written, [B, Hv, L]; 1 unless given
   view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, Hv, L, 1] or channel [.., D]
   key_mask_view key_mask{};                  // [B or 1, L] of bool or bytes; false for a key that writes nothing
   view_field<const real> initial_state{};    // S_0 [B, Hv, D, Dv]; 0 unless given
   view_field<real> final_state{};            // written if given: the state after the true length
-  /// If given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0.
-  std::optional<real> unit_norm_eps{};
+  std::optional<real> unit_norm_eps{};  // if given, q and k are first divided by sqrt(|row|^2 + unit_norm_eps); > 0
 
   operator detail::kernel_parameters<real>() const {
     return {.both_lengths = lengths, .key_mask = key_mask, .given_scale = scale, .given_unit_norm_eps = unit_norm_eps,

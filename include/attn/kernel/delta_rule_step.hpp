@@ -22,8 +22,7 @@ struct delta_rule_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
   view_field<const real, 3> beta{};     // [B, Hv, n]
   view_field<const real> log_decay{};   // [B, Hv, n, 1 or D]
   key_mask_view key_mask{};             // [B or 1, n]

@@ -37,8 +37,7 @@ template <class S>
 struct dplr_options {
   using real = compute_type<S>;
 
-  /// Factor of out; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
+  std::optional<real> scale{};  // factor of out; 1 / sqrt(D) unless given
   list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out
   view_field<const real> log_decay{};        // g <= 0, -infinity included: per token [B, H, L, 1] or channel [.., D]
   key_mask_view key_mask{};                  // [B or 1, L] of bool or bytes; false for a k and b taken as 0

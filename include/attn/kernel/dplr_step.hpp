@@ -22,8 +22,7 @@ struct dplr_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
   view_field<const real> log_decay{};   // [B, H, n, 1 or D]
   key_mask_view key_mask{};             // [B or 1, n]
 

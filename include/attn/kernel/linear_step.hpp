@@ -19,8 +19,7 @@ template <class S>
 struct linear_step_options {
   using real = compute_type<S>;
 
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
   real eps = real(1e-6);
   bool normalise = true;
   view_field<const real, 3> decay{};   // [B, H or Hkv, n]

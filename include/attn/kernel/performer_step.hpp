@@ -23,8 +23,7 @@ struct performer_step_options {
   using real = compute_type<S>;
 
   std::optional<real> scale{};
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
   real eps = real(0);
   std::optional<real> feature_eps{};  // relu only
   key_mask_view key_mask{};           // [B or 1, n]

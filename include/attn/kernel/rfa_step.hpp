@@ -18,8 +18,7 @@ template <class S>
 struct rfa_step_options {
   using real = compute_type<S>;
 
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
   real eps = real(0), norm_eps = real(0);
   view_field<const real, 3> gate{};   // [B, H or Hkv, n]
   key_mask_view key_mask{};           // [B or 1, n]

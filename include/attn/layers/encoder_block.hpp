@@ -39,8 +39,7 @@ struct encoder_block_weights {
 template <class S>
 struct encoder_block_options {
   bool norm_first = true;
-  /// Whether the norms are rms_norm, without means, instead of layer_norm.
-  bool rms = false;
+  bool rms = false;  // whether the norms are rms_norm, without means, instead of layer_norm
   attn::activation activation = attn::activation::gelu;
   /// Added to the variances of the norms.
   compute_type<S> eps = compute_type<S>(1e-5);

@@ -36,8 +36,7 @@ struct latent_attention_options {
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::first_position |
                                      detail::fields::bias | detail::fields::masks | detail::fields::of_softmax;
 
-  /// Factor of the products; 1 / sqrt(Dn + Dr) unless given.
-  std::optional<real> scale{};
+  std::optional<real> scale{};  // factor of the products; 1 / sqrt(Dn + Dr) unless given
   bool causal = false;
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   std::optional<idx_t> first_position{};
@@ -47,8 +46,7 @@ struct latent_attention_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
   latent_form form = latent_form::automatic;
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  view_field<real, 3> lse{};
+  view_field<real, 3> lse{};  // written if given: the natural logarithm of the denominator, sink included, [B, H, Lq]
 };
 
 /// Attention over latents; options and execution may each be left out. See the top of the file.

@@ -31,14 +31,10 @@ struct latent_attention_gradients {
   using real = compute_type<S>;
 
   view_field<S> q{}, q_rotary{}, latent{}, k_rotary{};
-  /// [H, Dn, r] and [H, Dv, r]
-  view_field<S, 3> w_key{}, w_value{};
-  /// As bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over.
-  view_field<real> bias{};
-  /// [H]
-  view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
+  view_field<S, 3> w_key{}, w_value{};  // [H, Dn, r] and [H, Dv, r]
+  view_field<real> bias{};  // as bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over
+  view_field<real, 1> alibi_slopes{}, sinks{};  // [H]
+  view_field<const real, 3> d_lse{};  // read, not written: the gradient of lse, [B, H, Lq]
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

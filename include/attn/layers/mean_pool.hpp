@@ -24,10 +24,8 @@
 namespace attn { inline namespace ATTN_ISA {
 
 struct mean_pool_options {
-  /// True lengths, one per batch item.
-  list_view<idx_t> lengths{};
-  /// [B or 1, L]; false for a token that is left out.
-  key_mask_view mask{};
+  list_view<idx_t> lengths{};  // true lengths, one per batch item
+  key_mask_view mask{};  // [B or 1, L]; false for a token that is left out
 };
 
 namespace detail {

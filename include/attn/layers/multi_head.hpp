@@ -58,8 +58,7 @@ struct multi_head_options {
   std::optional<idx_t> kv_heads{};
   /// The sequence y that keys and values are projected from, [B, Lk, m]; x unless given.
   view_field<const S, 3> context{};
-  /// f, where there is a gate weight.
-  attn::gate_activation gate_activation = attn::gate_activation::sigmoid;
+  attn::gate_activation gate_activation = attn::gate_activation::sigmoid;  // f, where there is a gate weight
   /// Written if given, where there is an output or a gate weight: the heads' output, [B, Lq, heads Dv], before the
   /// gate. multi_head_backward reads it; without it, it calls the operator once more.
   view_field<S, 3> attended{};

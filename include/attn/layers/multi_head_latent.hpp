@@ -33,12 +33,10 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multi_head_latent_options {
   idx_t heads = 1;
-  /// scale, causal, lengths and all other options of latent_attention.
-  latent_attention_options<S> attention{};
+  latent_attention_options<S> attention{};  // scale, causal, lengths and all other options of latent_attention
   /// Of both norms.
   compute_type<S> norm_eps = compute_type<S>(1e-6);
-  /// Rotates the R shared dims of queries and keys.
-  std::optional<rotary_options<S>> rotary{};
+  std::optional<rotary_options<S>> rotary{};  // rotates the R shared dims of queries and keys
   /// Written if given, where there is an output weight: the heads' output, [B, L, heads Dv]. multi_head_latent_backward
   /// reads it; without it, it attends once more.
   view_field<S, 3> attended{};

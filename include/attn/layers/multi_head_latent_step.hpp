@@ -28,8 +28,7 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct multi_head_latent_step_options {
   idx_t heads = 1;
-  /// scale, lengths and all other options of latent_attention_step.
-  latent_attention_step_options<S> attention{};
+  latent_attention_step_options<S> attention{};  // scale, lengths and all other options of latent_attention_step
   /// Of both norms.
   compute_type<S> norm_eps = compute_type<S>(1e-6);
   /// Rotates the R shared dims of queries and keys to the positions of the new tokens.

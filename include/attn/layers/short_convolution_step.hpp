@@ -23,14 +23,12 @@ namespace attn { inline namespace ATTN_ISA {
 struct short_convolution_state_extents {
   idx_t batch = 1;
   idx_t channels = 0;
-  /// Columns of the weight.
-  idx_t width = 1;
+  idx_t width = 1;  // columns of the weight
 };
 
 struct short_convolution_step_options {
   std::optional<attn::activation> activation{};   // none unless given
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
 };
 
 /// The last tokens of a stream of elements of type S. Throws std::invalid_argument for negative extents or sizes no

@@ -24,8 +24,7 @@ namespace attn { inline namespace ATTN_ISA {
 enum class position_layout { interleaved, halves };
 
 struct sinusoidal_positions_options {
-  /// The position of the first token.
-  idx_t first = 0;
+  idx_t first = 0;  // the position of the first token
   position_layout layout = position_layout::interleaved;
   double base = 10000;
   bool accumulate = false;  // add to what is there instead of writing it over

@@ -27,8 +27,7 @@ struct token_shift_state_extents {
 };
 
 struct token_shift_step_options {
-  /// Item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given.
-  list_view<idx_t> lengths{};
+  list_view<idx_t> lengths{};  // item b takes the first lengths[b] tokens, the rest is padding; all tokens unless given
 };
 
 /// The last token of a stream of elements of type S. Throws std::invalid_argument for negative extents or sizes no

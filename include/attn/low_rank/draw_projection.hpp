@@ -15,8 +15,7 @@ namespace attn { inline namespace ATTN_ISA {
 
 struct draw_projection_options {
   std::uint64_t seed = 0;
-  /// One projection for all heads, or one per head.
-  idx_t heads = 1;
+  idx_t heads = 1;  // one projection for all heads, or one per head
 };
 
 /// A projection [heads, rank, length]. Cost: about 0.1 microseconds a number. Throws std::invalid_argument for heads or

@@ -30,14 +30,12 @@ struct linformer_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask | detail::fields::lse;
 
-  /// Factor of q.(E k); 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
+  std::optional<real> scale{};  // factor of q.(E k); 1 / sqrt(D) unless given
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes.
   key_mask_view key_mask{};
-  /// Written if given: the natural logarithm of the denominator, [B, H, Lq].
-  view_field<real, 3> lse{};
+  view_field<real, 3> lse{};  // written if given: the natural logarithm of the denominator, [B, H, Lq]
 };
 
 template <viewable Q, viewable K, viewable V, viewable O, viewable E, viewable F,

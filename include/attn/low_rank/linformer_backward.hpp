@@ -32,10 +32,8 @@ struct linformer_gradients {
   using real = compute_type<S>;
 
   view_field<S> q{}, k{}, v{};
-  /// [H or 1, rank, Lk], as the projections.
-  view_field<S, 3> e{}, f{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
+  view_field<S, 3> e{}, f{};  // [H or 1, rank, Lk], as the projections
+  view_field<const real, 3> d_lse{};  // read, not written: the gradient of lse, [B, H, Lq]
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

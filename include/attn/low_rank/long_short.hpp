@@ -31,18 +31,14 @@ struct long_short_options {
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::key_mask |
                                      detail::fields::softcap | detail::fields::sinks | detail::fields::lse;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// A query sees no key after its own position, and compressed keys of finished segments only.
-  bool causal = false;
+  std::optional<real> scale{};  // factor of q.k; 1 / sqrt(D) unless given
+  bool causal = false;  // a query sees no key after its own position, and compressed keys of finished segments only
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys of the window before and after the query, >= 0.
-  idx_t left = 128, right = 128;
+  idx_t left = 128, right = 128;  // keys of the window before and after the query, >= 0
   /// If > 0, `left` and `right` are counted from the ends of the query's own block of this size, which is seen whole.
   idx_t block = 0;
-  /// Tokens of a segment, >= 1: causal only.
-  idx_t segment = 0;
+  idx_t segment = 0;  // tokens of a segment, >= 1: causal only
   /// Layer norms, gamma (x - mean) / sqrt(variance + norm_eps) + beta: of the window's keys and values, and of the
   /// compressed ones. D numbers each, for D = Dv; beta may be left out.
   list_view<real> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
@@ -50,12 +46,9 @@ struct long_short_options {
   /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes. Windows do not see the
   /// others, whose logits count as -infinity; compressed keys of a segment in which all are hidden are hidden, too.
   key_mask_view key_mask{};
-  /// c tanh(s / c) on scale q.k.
-  std::optional<real> softcap{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  view_field<real, 3> lse{};
+  std::optional<real> softcap{};  // c tanh(s / c) on scale q.k
+  list_view<real> sinks{};  // a logit per head that joins the denominator and has no value
+  view_field<real, 3> lse{};  // written if given: the natural logarithm of the denominator, sink included, [B, H, Lq]
 };
 
 namespace detail {

@@ -36,14 +36,10 @@ struct long_short_gradients {
   static constexpr unsigned shared = detail::fields::k;
 
   view_field<S> q{}, k{}, v{};
-  /// [B, H, Lk, r]
-  view_field<S> logits{};
-  /// [D]
-  view_field<real, 1> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};
-  /// [H]
-  view_field<real, 1> sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
+  view_field<S> logits{};  // [B, H, Lk, r]
+  view_field<real, 1> local_gamma{}, local_beta{}, global_gamma{}, global_beta{};  // [D]
+  view_field<real, 1> sinks{};  // [H]
+  view_field<const real, 3> d_lse{};  // read, not written: the gradient of lse, [B, H, Lq]
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

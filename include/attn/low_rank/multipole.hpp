@@ -46,14 +46,11 @@ struct multipole_options {
   static constexpr unsigned shared = detail::fields::causal | detail::fields::lengths | detail::fields::softcap |
                                      detail::fields::sinks | detail::fields::lse;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// A query sees no key after its own position.
-  bool causal = false;
+  std::optional<real> scale{};  // factor of q.k; 1 / sqrt(D) unless given
+  bool causal = false;  // a query sees no key after its own position
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Keys a block of queries takes exactly, >= 0; all keys where there are fewer.
-  idx_t exact = 192;
+  idx_t exact = 192;  // keys a block of queries takes exactly, >= 0; all keys where there are fewer
   /// Number of clusters, >= 0, with causal of every segment; 64 unless given, with causal 8. With 0 the other keys are
   /// not seen.
   std::optional<idx_t> clusters{};
@@ -67,20 +64,16 @@ struct multipole_options {
   /// If not 0, keys are chosen only from so many clusters, those with the largest max over g of x_g.(mean of the
   /// cluster - mean of the keys). If 0, or without clusters, all keys are candidates.
   idx_t candidate_clusters = 0;
-  /// Causal only: tokens of a segment, >= 1; 256 unless given.
-  std::optional<idx_t> segment{};
+  std::optional<idx_t> segment{};  // causal only: tokens of a segment, >= 1; 256 unless given
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
   idx_t iterations = 1;
   std::uint64_t seed = 0;
   /// In place of k-means: the cluster of every key, 0 ... clusters - 1, with causal within its segment, [B, Hkv, Lk].
   /// Padding is not read.
   view_field<const idx_t, 3> assignment{};
-  /// c tanh(s / c) on scale q.k.
-  std::optional<real> softcap{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
-  view_field<real, 3> lse{};
+  std::optional<real> softcap{};  // c tanh(s / c) on scale q.k
+  list_view<real> sinks{};  // a logit per head that joins the denominator and has no value
+  view_field<real, 3> lse{};  // written if given: the natural logarithm of the denominator, sink included, [B, H, Lq]
 };
 
 namespace detail {

@@ -38,10 +38,8 @@ struct multipole_gradients {
   static constexpr unsigned shared = detail::fields::k;
 
   view_field<S> q{}, k{}, v{};
-  /// [H]
-  view_field<real, 1> sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
-  view_field<const real, 3> d_lse{};
+  view_field<real, 1> sinks{};  // [H]
+  view_field<const real, 3> d_lse{};  // read, not written: the gradient of lse, [B, H, Lq]
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

@@ -17,14 +17,11 @@ namespace attn { inline namespace ATTN_ISA {
 
 /// Settings of the clusters and of the choice: see multipole_options.
 struct multipole_cache_options {
-  /// Keys a query takes exactly, >= 0.
-  idx_t exact = 128;
-  /// Clusters of a segment, >= 0.
-  idx_t clusters = 16;
+  idx_t exact = 128;  // keys a query takes exactly, >= 0
+  idx_t clusters = 16;  // clusters of a segment, >= 0
   /// If not 0, keys are read and chosen only from so many clusters; if 0, or without clusters, from all keys.
   idx_t candidate_clusters = 32;
-  /// Tokens of a segment, >= 1.
-  idx_t segment = 256;
+  idx_t segment = 256;  // tokens of a segment, >= 1
   /// Steps of k-means, >= 0, and the seed of the keys it starts from.
   idx_t iterations = 1;
   std::uint64_t seed = 0;

@@ -41,18 +41,15 @@ struct nystrom_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::lengths | detail::fields::key_mask;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
+  std::optional<real> scale{};  // factor of q.k; 1 / sqrt(D) unless given
   /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// Which keys are there at all, such as those of left padding: [B or 1, Lk] of bool or bytes. Values of the others
   /// are not convolved either.
   key_mask_view key_mask{};
-  /// The number m of landmarks.
-  idx_t landmarks = 64;
+  idx_t landmarks = 64;  // the number m of landmarks
   pseudo_inverse inverse = pseudo_inverse::per_head;
-  /// Steps of the iterative inverse.
-  idx_t iterations = 6;
+  idx_t iterations = 6;  // steps of the iterative inverse
   /// Exact inverse: singular values well below this times the largest hardly count (see detail/pseudo_inverse.hpp).
   real cutoff = real(0.03);
   /// Added to the result if given: the values convolved along the sequence, channel by channel, with one kernel per

@@ -34,8 +34,7 @@ struct nystrom_gradients {
   using real = compute_type<S>;
 
   view_field<S> q{}, k{}, v{};
-  /// [H, width]
-  view_field<real, 2> convolution{};
+  view_field<real, 2> convolution{};  // [H, width]
   bool accumulate = false;  // add to what is there instead of writing it over
 };
 

@@ -37,10 +37,8 @@ struct full_softmax_options {
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{};
   list_view<real> sinks{};
-  /// Written if given, for the queries of this process: [B, H, Lq].
-  view_field<real, 3> lse{};
-  /// Whether tokens are in zigzag order.
-  bool zigzag = false;
+  view_field<real, 3> lse{};  // written if given, for the queries of this process: [B, H, Lq]
+  bool zigzag = false;  // whether tokens are in zigzag order
 };
 
 /// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole

@@ -38,14 +38,11 @@ struct sliding_window_options {
   bool causal = false;
   idx_t left = 128, right = 128;
   list_view<idx_t> dilation{};
-  /// Of the whole sequence.
-  list_view<idx_t> global_positions{};
-  /// All three, or none, on every process.
-  view_field<const S> q_global{}, k_global{}, v_global{};
+  list_view<idx_t> global_positions{};  // of the whole sequence
+  view_field<const S> q_global{}, k_global{}, v_global{};  // all three, or none, on every process
   std::optional<real> softcap{};
   list_view<real> alibi_slopes{}, sinks{};
-  /// Written if given, for the queries of this process: [B, H, Lq].
-  view_field<real, 3> lse{};
+  view_field<real, 3> lse{};  // written if given, for the queries of this process: [B, H, Lq]
 };
 
 /// See the top of the file. Options, a score function score(s, batch, head, i, j), i and j positions in the whole
