@@ -51,8 +51,7 @@ struct tokens_back {
 
 template <class T>
 struct feature_map_backward {
-  /// Where features have log scales, as feature_map::scaling.
-  const exponential_scaling<T>* exponential = nullptr;
+  const exponential_scaling<T>* exponential = nullptr;  // where features have log scales, as feature_map::scaling
   idx_t scratch_size = 0;     // numbers of scratch memory a worker needs, the forward map's included
   bool finishes_keys = false;  // gradients of keys depend on all keys
   bool by_rows = false;        // features are computed number by number: key_rows() and back_rows() may be called

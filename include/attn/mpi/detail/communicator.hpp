@@ -104,8 +104,7 @@ struct process_shape {
   static constexpr int settings_count = 16;
 
   idx_t batch = 0, heads = 0, kv_heads = 0, dim = 0, dim_v = 0, element_bytes = 0, queries = 0, keys = 0;
-  /// Bits: what this process wants computed, or does not have.
-  std::uint64_t wants = 0;
+  std::uint64_t wants = 0;  // bits: what this process wants computed, or does not have
   /// Options that are one for all: numbers by their value, lists by a checksum.
   double settings[settings_count] = {};
   char error[256] = {};  // the error that the process itself found

@@ -129,10 +129,8 @@ class row_exchange {
 
   void wait() { messages_.wait(); }
 
-  /// What this process wants, in order; there after wait().
-  row_memory<E> rows;
-  /// Those of its own that others want, each once.
-  row_memory<E> leaving;
+  row_memory<E> rows;  // what this process wants, in order; there after wait()
+  row_memory<E> leaving;  // those of its own that others want, each once
 
  private:
   message_list messages_;
