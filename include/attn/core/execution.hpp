@@ -140,9 +140,10 @@ class execution {
 
   /// body(task, worker) for every task in [0, tasks), in any order, each once; returns when all are done. Tasks are
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
-  template <class Body>
-  void for_each(idx_t tasks, Body&& body) {
-    run(tasks, {&body, detail::task_body::call_of<std::remove_reference_t<Body>>});
+  [[gnu::noinline]] void for_each(idx_t tasks, const detail::task_body& body) {
+    const int workers = static_cast<int>(std::min<idx_t>(active_threads(), tasks));
+    if (workers > 1 && pool_->run(tasks, workers, body)) return;
+    for (idx_t task = 0; task < tasks; ++task) body.call(body.body, task, 0);
   }
 
   /// Scratch memory of one worker, laid out by layout(arena&); it is valid until the next call of scratch().
@@ -228,14 +229,6 @@ class execution {
     (void)layout(count);
     detail::arena buffers(buffer.grow(count.used()));
     return layout(buffers);
-  }
-
-  [[gnu::noinline]] void run(idx_t tasks, const detail::task_body& body) {
-    const int workers = static_cast<int>(std::min<idx_t>(active_threads(), tasks));
-    if (workers > 1)
-      pool_->run(tasks, workers, body);
-    else
-      body.run_serially(tasks);
   }
 
   std::vector<detail::scratch_buffer> buffers_;  // one a worker, then the shared one

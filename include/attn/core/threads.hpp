@@ -61,13 +61,14 @@ class own_threads final : public worker_pool {
  public:
   explicit own_threads(std::function<void(int, const pool_task&)> pool) : pool_(std::move(pool)) {}
 
-  void run(idx_t tasks, int workers, const task_body& body) override {
-    if (process_ != this_process()) return body.run_serially(tasks);
+  bool run(idx_t tasks, int workers, const task_body& body) override {
+    if (process_ != this_process()) return false;
     const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
     const std::exception_ptr thrown = error_of([&] { pool_(workers, pool_task(shared)); });
     shared->end();
     if (thrown) std::rethrow_exception(thrown);
     shared->check_pool();
+    return true;
   }
 
  private:

@@ -105,10 +105,10 @@ class eigen_threads final : public worker_pool {
   int threads() const { return threads_; }
   void set_spin(double seconds) override { spin_ = seconds; }
 
-  void run(idx_t tasks, int workers, const task_body& body) override {
+  bool run(idx_t tasks, int workers, const task_body& body) override {
     if (pool_.get_deleter().process != this_process()) start(threads_);
     workers = (std::min)(workers, threads_ + 1);
-    if (workers == 1) return body.run_serially(tasks);
+    if (workers == 1) return false;
     const auto shared = std::make_shared<shared_tasks>(tasks, workers, body);
     (void)error_of([&] {  // where memory runs out, those that were asked share the work
       for (int worker = 1; worker < workers; ++worker) {
@@ -119,6 +119,7 @@ class eigen_threads final : public worker_pool {
     });
     shared->work(0);
     shared->end();
+    return true;
   }
 
  private:

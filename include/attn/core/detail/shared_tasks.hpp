@@ -89,7 +89,7 @@ class shared_tasks {
     const std::exception_ptr thrown = error_of([&] {
       for (idx_t task; !(found && only_one) && (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
         found = true;
-        body_(task, worker);
+        body_.call(body_.body, task, worker);
       }
     });
     if (thrown) {

@@ -24,11 +24,13 @@ struct wave {
 
   /// body(item, its scratch, step, worker) for every step in [0, steps) of every item; early steps first.
   template <class Body>
-  void for_each(idx_t steps, Body&& body) const {
-    exec.for_each(count * steps, [&](idx_t task, int worker) {
-      const idx_t n = task % count;
-      body(first + n, scratch[n], task / count, worker);
-    });
+  void for_each(idx_t steps, const Body& body) const {
+    const std::pair<const wave&, const Body&> both{*this, body};
+    exec.for_each(count * steps, {&both, [](const void* same, idx_t task, int worker) {
+                                    const auto& [w, one] = *static_cast<decltype(&both)>(same);
+                                    const idx_t n = task % w.count;
+                                    one(w.first + n, w.scratch[n], task / w.count, worker);
+                                  }});
   }
 };
 

@@ -5,19 +5,19 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The body of a for_each with its type erased: tasks are long, and the threading is compiled once.
+/// The body of a for_each with its type erased, so that threading is compiled once: call(body, task, worker) does a task.
 struct task_body {
-  void* body;
-  void (*call)(void*, idx_t, int);
-  void operator()(idx_t task, int worker) const { call(body, task, worker); }
-  /// Every task on the caller's thread.
-  void run_serially(idx_t tasks) const {
-    for (idx_t task = 0; task < tasks; ++task) call(body, task, 0);
-  }
+  using call_type = void(const void* body, idx_t task, int worker);
+
+  const void* body;
+  call_type* call;
+
+  task_body(const void* one, call_type* of) : body(one), call(of) {}
   template <class Body>
-  static void call_of(void* body, idx_t task, int worker) {
-    (*static_cast<Body*>(body))(task, worker);
-  }
+  task_body(const Body& one)
+      : task_body(&one, [](const void* same, idx_t task, int worker) {
+          (*static_cast<const Body*>(same))(task, worker);
+        }) {}
 };
 
 /// Threads that share the tasks of a for_each. An execution knows no more of them, so a file that calls operators but
@@ -25,8 +25,9 @@ struct task_body {
 class worker_pool {
  public:
   virtual ~worker_pool() = default;
-  /// body(task, worker) for every task in [0, tasks), by `workers` threads at most. Throws what a task has thrown.
-  virtual void run(idx_t tasks, int workers, const task_body& body) = 0;
+  /// body(task, worker) for every task in [0, tasks), by `workers` threads at most. Throws what a task has thrown. False
+  /// where there are no threads but the caller's: then it has done nothing.
+  [[nodiscard]] virtual bool run(idx_t tasks, int workers, const task_body& body) = 0;
   /// How long threads without work look for the next call. A pool of the caller's decides that itself.
   virtual void set_spin(double) {}
 };
