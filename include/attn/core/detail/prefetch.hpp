@@ -16,15 +16,16 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// Which cache a row is fetched into: the first for what is used next, the second for what is used in a while.
 enum class cache_level { first, second };
 
+/// (Inlined always: GCC takes a function that only prefetches for one without effects, and leaves out calls of it.)
 template <cache_level Level = cache_level::second>
-inline void prefetch_bytes(const char* p, idx_t bytes) {
+ATTN_INLINE void prefetch_bytes(const char* p, idx_t bytes) {
   for (idx_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
 /// Row i of x; i may be out of range. For rows in no regular order. Rows that are made when they are asked for, which
 /// have no `cols`, are not fetched.
 template <class Rows>
-void prefetch_row(const Rows& x, idx_t i) {
+ATTN_INLINE void prefetch_row(const Rows& x, idx_t i) {
   if constexpr (requires { x.cols; })
     prefetch_bytes(reinterpret_cast<const char*>(x.row(i)), x.cols * static_cast<idx_t>(sizeof(*x.row(i))));
 }
