@@ -33,25 +33,29 @@ struct attention_weights_driver {
   void weigh(const row_block<P>& block, const packed_keys<P>& keys, idx_t b, idx_t h, const Use& use) const {
     const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest());
     const auto terms = in.terms.for_head(b, h, in.shift(b));
-    visit_tiles<T>(block.ranges, block.rows, [&](const tile& t) {
-      if (!masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
-                         terms, block.scores, static_cast<T*>(nullptr), block.factor))
-        return;
-      for (idx_t m = 0; m < t.rows; ++m) {
-        T* const row = block.scores + m * score_stride;
-        const idx_t i = block.positions[t.row + m];
-        const auto of = in.lse_of(b, h, i);
-        const packet<T> largest = broadcast<T>(of.maximum), log_sum = broadcast<T>(of.log_sum);
-        for (idx_t n = 0; n < t.count; n += width<T>) {
-          const packet<T> x = load<T>(row + n);
-          store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, largest), log_sum))));
+    const slot_blocks<T> blocks(block.ranges, block.rows);
+    for (idx_t at = 0; at < blocks.count; ++at)
+      for (idx_t first = 0; first < block.rows; first += tile_rows) {
+        const tile t = tile_of(block.ranges, first, block.rows, blocks[at], false, width<T>);
+        if (t.low >= t.high ||
+            !masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
+                           terms, block.scores, static_cast<T*>(nullptr), block.factor))
+          continue;
+        for (idx_t m = 0; m < t.rows; ++m) {
+          T* const row = block.scores + m * score_stride;
+          const idx_t i = block.positions[t.row + m];
+          const auto of = in.lse_of(b, h, i);
+          const packet<T> largest = broadcast<T>(of.maximum), log_sum = broadcast<T>(of.log_sum);
+          for (idx_t n = 0; n < t.count; n += width<T>) {
+            const packet<T> x = load<T>(row + n);
+            store<T>(row + n, if_less(x, lowest, zero<T>(), exp2_weight<T>(sub(sub(x, largest), log_sum))));
+          }
+          const idx_t from = (std::max)(block.ranges[t.row + m].begin, t.first),
+                      to = (std::min)(block.ranges[t.row + m].end, t.first + t.count);
+          if (terms.dropout && from < to) terms.drop(row + from - t.first, to - from, i, keys.positions, from);
+          use(t.row + m, t.first, t.count, row);
         }
-        const idx_t from = (std::max)(block.ranges[t.row + m].begin, t.first),
-                    to = (std::min)(block.ranges[t.row + m].end, t.first + t.count);
-        if (terms.dropout && from < to) terms.drop(row + from - t.first, to - from, i, keys.positions, from);
-        use(t.row + m, t.first, t.count, row);
       }
-    });
   }
 
   /// Rows which[0 .. count) with the keys they see among [begin, end).

@@ -4,7 +4,7 @@
 // the sum of weights l and the unnormalised output o (Rabe & Staats 2021, Dao 2022). attend() takes it through packed
 // keys, any number of times, in any order of disjoint key sets:
 //
-//   visit_tiles: for every block of keys, for every tile of rows that sees any of them,
+//   attend: for every block of keys, for every tile of rows that sees any of them,
 //   attend_tile:
 //     1. scores   S = Q K^T           tile_product, rows x panels (tile_scores.hpp)
 //     2. terms    softcap, bias, ...  only where asked for; keys outside a row's range become -infinity
@@ -242,26 +242,25 @@ void attend(const row_block<P>& block, const Keys& keys, const score_terms<sum_t
       return (block.fixed ? sums.begun() : long_rows) ? (std::numeric_limits<idx_t>::max)() : 0;
     return t.first / long_segment * long_segment;
   };
-  if (block.fixed && !common) {
-    own.count_from(seen_of_any(block.ranges, block.rows).begin / tile_keys<P> * tile_keys<P>);
-  }
+  constexpr idx_t step = tile_keys<P>;
+  const slot_blocks<sum_type<P>, step> blocks(
+      block.ranges, block.rows, block.fixed, terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
+  if (block.fixed && !common) own.count_from(blocks.start);
   idx_t seen = 0, left_out = 0;
-  visit_tiles<sum_type<P>, tile_keys<P>>(
-      block.ranges, block.rows,
-      [&](const tile& t) {
-        if (const idx_t end = t.row + t.rows; end > asked) {
-          const idx_t begin = std::exchange(asked, end);
-          prefetch(begin, end - begin);
-        }
-        const kept_blocks kept = attend_tile(block, keys, t, terms, last, long_from(t));
-        if (terms.skip) seen += ceil_div(t.count, skip_keys), left_out += kept.left_out(t.count);
-      },
-      [&](idx_t count) {
-        if (sums.full(count)) last.finish();
-        sums.next(count);
-      },
-      block.fixed, unit_of_tiles<P>(block.fixed),
-      terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
+  for (idx_t n = 0; n < blocks.count; ++n) {
+    if (sums.full(step)) last.finish();
+    sums.next(step);
+    for (idx_t row = 0; row < block.rows; row += tile_rows) {
+      const tile t = tile_of(block.ranges, row, block.rows, blocks[n], block.fixed, unit_of_tiles<P>(block.fixed));
+      if (t.low >= t.high) continue;
+      if (const idx_t end = t.row + t.rows; end > asked) {
+        const idx_t begin = std::exchange(asked, end);
+        prefetch(begin, end - begin);
+      }
+      const kept_blocks kept = attend_tile(block, keys, t, terms, last, long_from(t));
+      if (terms.skip) seen += ceil_div(t.count, skip_keys), left_out += kept.left_out(t.count);
+    }
+  }
   last.finish();
   own.finish();
   if (terms.skip) terms.skip.count(seen, left_out);

@@ -140,8 +140,7 @@ template <class P, class Score, class Terms>
   }
   kept.for_each_run(t.count, [&](idx_t begin, idx_t end, bool is_kept) {
     if (is_kept)
-      return with_tile_height(
-          t.rows, [&](auto M) { tile_scores<P, M.value>(d_out, k.values, t.first + begin, end - begin, ds + begin); });
+      return tile_scores(d_out, t.rows, k.values, t.first + begin, end - begin, ds + begin);
     for (idx_t m = 0; m < t.rows; ++m)
       for (T* x : {p, ds}) std::fill(x + m * score_stride + begin, x + m * score_stride + end, T(0));
   });
@@ -231,14 +230,10 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
       return first < end && kept.any((std::max)(begin - first, idx_t(0)), end - first);
     }
   } seen[max_rows / tile_rows + 1];  // by tiles of rows
-  const auto take = [&](const tile& t) {
-    seen[t.row / tile_rows] = {backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back),
+  for (idx_t row = 0; row < count; row += tile_rows)
+    if (const tile t = tile_of(s.ranges, row, count, {from, to}, s.fixed, unit); t.low < t.high)
+      seen[row / tile_rows] = {backward_tile(rows, k, t, positions, terms, s, t.first - base, dq, dq_stride, back),
                                t.first};
-  };
-  if (s.fixed)
-    visit_tiles<T, backward_key_block>(s.ranges, count, take, [](idx_t) {}, true, unit);
-  else
-    visit_tiles<T>(s.ranges, count, take);
 
   const idx_t stride_k = k.stride(rows.dim), stride_v = k.stride(rows.dim_v);
   const bool leaves_out = terms.skip.leaves_out();

@@ -126,7 +126,7 @@ struct min_max_driver {
           pack_row_chunks<T>([&](idx_t m) { return s.gathered + m * depth; }, count, depth, 1, T(1), s.queries);
         }
         T* const to = h == 0 ? s.sums : s.scores;
-        with_tile_height(count, [&](auto M) { tile_scores<T, M.value>(s.queries, bounds, from, wide, to); });
+        tile_scores(s.queries, count, bounds, from, wide, to);
         for (idx_t m = 0; h > 0 && m < count; ++m)
           for (idx_t n = m * score_stride; n < m * score_stride + wide; n += width<T>)
             store<T>(s.sums + n, add(load<T>(s.sums + n), load<T>(s.scores + n)));

@@ -7,10 +7,9 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Step 1: products of M rows in chunks and slots [first, first + count), both multiples of a vector; the first and the
-/// last panel may be half used.
+/// tile_scores() of M rows.
 template <class P, int M>
-void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
+void scores_of_rows(const P* queries, const packed_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
   using T = sum_type<P>;
   using left = prefetching_rows<P, row_chunks<P>>;
   const idx_t depth = operands<P>(keys.dim);
@@ -45,11 +44,21 @@ void tile_scores(const P* queries, const packed_keys<P>& keys, idx_t first, idx_
   }
 }
 
-template <class P, int M>
-void tile_scores(const P* queries, const row_keys<P>& keys, idx_t first, idx_t count, sum_type<P>* scores) {
-  if constexpr (may_be_rows<row_keys<P>>)
-    if (keys.key_rows) return scores_in_place<P, M>(queries, keys, first, count, scores, score_stride);
-  tile_scores<P, M>(queries, static_cast<const packed_keys<P>&>(keys), first, count, scores);
+/// Step 1: products of `rows` <= tile_rows rows in chunks and slots [first, first + count), both multiples of a vector;
+/// the first and the last panel may be half used.
+template <class P, class Keys>
+void tile_scores(const P* queries, idx_t rows, const Keys& keys, idx_t first, idx_t count, sum_type<P>* scores) {
+  if constexpr (may_be_rows<Keys>)
+    if (keys.key_rows)
+      return with_tile_height(rows, [&](auto M) {
+        scores_in_place<P, M.value>(queries, keys, first, count, scores, score_stride);
+      });
+  if (rows > 2 * tile_step)
+    scores_of_rows<P, tile_rows>(queries, keys, first, count, scores);
+  else if (rows > tile_step)
+    scores_of_rows<P, 2 * tile_step>(queries, keys, first, count, scores);
+  else
+    scores_of_rows<P, tile_step>(queries, keys, first, count, scores);
 }
 
 /// Slots whose sums the matrix unit adds in an order of its own are whole in tiles of fixed places.
@@ -67,12 +76,14 @@ constexpr idx_t unit_of_tiles(bool fixed) {
   return all;
 }
 
-/// The tile of `rows` rows from `row` on and slots [from, to), in whole units. No slot is seen where low >= high.
-[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, idx_t from, idx_t to, bool fixed,
+/// The tile of up to tile_rows of `rows` rows, from `row` on, and of a block of slots, in whole units. No slot is seen
+/// where low >= high.
+[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, const key_range& slots, bool fixed,
                                       idx_t unit) {
-  tile t{.row = row, .rows = rows, .low = to, .high = from};
+  const auto [from, to] = slots;
+  tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
   idx_t all_from = from, all_to = to;
-  for (idx_t r = row; r < row + rows; ++r) {
+  for (idx_t r = row; r < row + t.rows; ++r) {
     all_from = (std::max)(all_from, ranges[r].begin);
     all_to = (std::min)(all_to, ranges[r].end);
     if (ranges[r].begin >= ranges[r].end) continue;
@@ -86,33 +97,26 @@ constexpr idx_t unit_of_tiles(bool fixed) {
   return t;
 }
 
-/// visit(tile) for every tile of rows with the given ranges of slots, block of keys by block of keys. Forward and
-/// backward passes thus visit the same tiles in the same order. next(n) is called before the tiles of up to n more
-/// keys. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots others see, but for
-/// zeros that are added. Tiles are whole units. Where a slot `own` >= 0 is given, the block with this slot comes first,
-/// then the first block, then those before `own`, backward, then the others.
-template <class T, idx_t Step = key_block, class Visit, class Next>
-void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit, Next&& next, bool fixed = false,
-                 idx_t unit = width<T>, idx_t own = -1) {
-  const auto [begin, end] = seen_of_any(ranges, rows);
-  const idx_t place = fixed ? Step : panel_width<T>;
-  const idx_t start = begin / place * place, blocks = begin < end ? ceil_div(end - start, Step) : 0;
-  if (own >= 0 && blocks > 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
-  for (idx_t n = 0; n < blocks; ++n) {
-    const idx_t block = n > own ? n : n == 0 ? own : n == 1 ? 0 : own - n + 1, from = start + block * Step;
-    next(Step);
-    const idx_t to = (std::min)(from + Step, end);
-    for (idx_t row = 0; row < rows; row += tile_rows) {
-      const tile t = tile_of(ranges, row, std::min<idx_t>(tile_rows, rows - row), from, to, fixed, unit);
-      if (t.low < t.high) visit(t);
-    }
-  }
-}
+/// The slots that any of some rows sees, in blocks of Step, in the order in which they are attended: ascending, unless a
+/// slot `own` >= 0 is given. Then the block with this slot comes first, then the first block, then those before `own`,
+/// backward, then the others. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots
+/// others see, but for zeros that are added.
+template <class T, idx_t Step = key_block>
+struct slot_blocks {
+  idx_t start, end, count, own;
 
-template <class T, idx_t Step = key_block, class Visit>
-void visit_tiles(const key_range* ranges, idx_t rows, Visit&& visit) {
-  visit_tiles<T, Step>(ranges, rows, visit, [](idx_t) {});
-}
+  slot_blocks(const key_range* ranges, idx_t rows, bool fixed = false, idx_t own_slot = -1) : own(own_slot) {
+    const key_range seen = seen_of_any(ranges, rows);
+    const idx_t place = fixed ? Step : panel_width<T>;
+    start = seen.begin / place * place, end = seen.end;
+    count = seen.begin < end ? ceil_div(end - start, Step) : 0;
+    if (own >= 0 && count > 0) own = std::clamp(own - start, idx_t(0), end - 1 - start) / Step;
+  }
+  key_range operator[](idx_t n) const {
+    const idx_t from = start + (n > own ? n : n == 0 ? own : n == 1 ? 0 : own - n + 1) * Step;
+    return {from, (std::min)(from + Step, end)};
+  }
+};
 
 /// Which keys of a tile the mask leaves visible: all, some or none.
 template <class T, class Score>
@@ -173,7 +177,7 @@ bool masked_scores(const P* queries, const T* relative, const key_range* ranges,
   const mask_coverage coverage =
       terms.mask ? seen_of_tile(ranges, positions, keys.positions, t, terms) : mask_coverage::all;
   if (coverage == mask_coverage::none) return false;
-  with_tile_height(t.rows, [&](auto M) { tile_scores<P, M.value>(queries, keys, t.first, t.count, s); });
+  tile_scores(queries, t.rows, keys, t.first, t.count, s);
   finish_scores<P>(relative, ranges, positions, keys, t, terms, coverage, s, raw, factor, left);
   return true;
 }

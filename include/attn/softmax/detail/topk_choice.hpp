@@ -105,9 +105,7 @@ struct block_chooser {
     const packed_keys<T> panels{.keys = const_cast<T*>(sums.data), .dim = sums.dim};  // which are only read
     for (idx_t from = 0; from < most; from += key_block) {
       const idx_t some = (std::min)(key_block, most - from);
-      with_tile_height(count, [&](auto M) {
-        tile_scores<T, M.value>(queries, panels, from, round_up(some, width<T>), products);
-      });
+      tile_scores(queries, count, panels, from, round_up(some, width<T>), products);
       for (idx_t m = 0; m < count; ++m)
         take(m, from, (std::min)(from + some, blocks.block_of(position + m)), products + m * score_stride);
     }
