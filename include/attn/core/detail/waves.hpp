@@ -22,14 +22,22 @@ struct wave {
   idx_t first, count;
   Scratch* scratch;
 
+  /// Task number `task` of a step of all items: early steps come first.
+  struct item_step {
+    idx_t item;
+    Scratch& scratch;
+    idx_t step;
+  };
+  item_step at(idx_t task) const { return {first + task % count, scratch[task % count], task / count}; }
+
   /// body(item, its scratch, step, worker) for every step in [0, steps) of every item; early steps first.
   template <class Body>
   void for_each(idx_t steps, const Body& body) const {
     const std::pair<const wave&, const Body&> both{*this, body};
     exec.for_each(count * steps, {&both, [](const void* same, idx_t task, int worker) {
                                     const auto& [w, one] = *static_cast<decltype(&both)>(same);
-                                    const idx_t n = task % w.count;
-                                    one(w.first + n, w.scratch[n], task / w.count, worker);
+                                    const auto [item, its, step] = w.at(task);
+                                    one(item, its, step, worker);
                                   }});
   }
 };

@@ -5,7 +5,8 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// The body of a for_each with its type erased, so that threading is compiled once: call(body, task, worker) does a task.
+/// The body of a for_each with its type erased, so that threading is compiled once: call(body, task, worker) does one
+/// task.
 struct task_body {
   using call_type = void(const void* body, idx_t task, int worker);
 

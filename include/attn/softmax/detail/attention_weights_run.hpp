@@ -37,9 +37,9 @@ struct attention_weights_driver {
     for (idx_t at = 0; at < blocks.count; ++at)
       for (idx_t first = 0; first < block.rows; first += tile_rows) {
         const tile t = tile_of(block.ranges, first, block.rows, blocks[at], false, width<T>);
-        if (t.low >= t.high ||
-            !masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges, block.positions, keys, t,
-                           terms, block.scores, static_cast<T*>(nullptr), block.factor))
+        if (t.low >= t.high || !masked_scores(block.queries_from(t.row), block.relative_from(t.row), block.ranges,
+                                              block.positions, keys, t, terms, block.scores,
+                                              static_cast<T*>(nullptr), block.factor))
           continue;
         for (idx_t m = 0; m < t.rows; ++m) {
           T* const row = block.scores + m * score_stride;

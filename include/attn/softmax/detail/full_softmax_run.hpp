@@ -18,40 +18,11 @@ template <class S, class Score, class C = S, class P = product_type<S>>
 struct full_softmax_driver {
   using T = compute_type<S>;
   using few = few_queries_driver<S, Score, C, P>;
+  static constexpr idx_t pack_step = 512;
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
   const sequence_lengths& lengths = in.lengths;
-
-  /// The batch items with many queries, by the blockwise kernel, a wave of key heads: keys are packed, then attended.
-  void attend_wave(const wave<row_keys<P>>& key_heads) const {
-    constexpr idx_t pack_step = 512;
-    const idx_t group = shape.group(), row_blocks = ceil_div(shape.queries, max_rows);
-    const idx_t pack_steps = ceil_div(shape.keys, pack_step), steps = row_blocks * group;
-    key_heads.for_each(pack_steps, [&](idx_t key_head, row_keys<P>& keys, idx_t step, int) {
-      const idx_t b = key_head / shape.kv_heads, h = key_head % shape.kv_heads;
-      const idx_t begin = step * pack_step, end = (std::min)(begin + pack_step, in.visible_keys(b));
-      if (begin < end && !few::takes(in, b)) keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
-    });
-    // The last row blocks of a causal call are the longest: they go first.
-    key_heads.for_each(steps, [&](idx_t key_head, row_keys<P> keys, idx_t step, int worker) {
-      const auto [b, h, i0, i1] = rows_of_step(key_head, step);
-      if (i0 >= i1 || few::takes(in, b)) return;
-      auto block = in.exec.scratch(worker, [&](arena& memory) {
-        return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));
-      });
-      in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
-      line_prefetcher next;
-      if (key_heads.count == 1 && step + 1 < steps) prefetch_queries(rows_of_step(key_head, step + 1), next);
-      prefetch_short(key_head + key_heads.count, step, steps, next);
-      if (next) keys.next = &next;
-      const idx_t all = lengths.keys(b), shift = in.shift(b);
-      for (idx_t i = i0; i < i1; ++i)
-        block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
-      attend(block, keys, in.terms_for(b, h));
-      in.finish(block, b, h);
-    });
-  }
 
   /// Queries [begin, end) of a head.
   struct query_rows {
@@ -78,6 +49,8 @@ struct full_softmax_driver {
     if (step + 1 == steps) prefetch_queries(rows_of_step(key_head, 0), to);
   }
 
+  /// Items with few queries by few_queries.hpp, the others by the blockwise kernel, a wave of key heads at a time: keys
+  /// are packed, then attended.
   void run() const {
     const auto limit = in.limit_threads(shape.keys, static_cast<double>(shape.keys));
     idx_t few_items = 0;
@@ -92,8 +65,37 @@ struct full_softmax_driver {
         const auto layout_item = [&](arena& memory) {
           return row_keys<P>::layout(memory, shape.keys, shape.dim, shape.dim_v);
         };
-        for (const auto& some : waves_of(in.exec, key_heads, wave_size(in.exec, key_heads, bytes), layout_item))
-          attend_wave(some);
+        for (const auto& some : waves_of(in.exec, key_heads, wave_size(in.exec, key_heads, bytes), layout_item)) {
+          in.exec.for_each(some.count * ceil_div(shape.keys, pack_step), [&](idx_t task, int) {
+            const auto [key_head, keys, step] = some.at(task);
+            const idx_t b = key_head / shape.kv_heads, begin = step * pack_step,
+                        end = (std::min)(begin + pack_step, in.visible_keys(b));
+            if (begin >= end || few::takes(in, b)) return;
+            const idx_t h = key_head % shape.kv_heads;
+            keys.pack(in.key_rows(b, h), in.value_rows(b, h), begin, end);
+          });
+          // The last row blocks of a causal call are the longest: they go first.
+          const idx_t steps = ceil_div(shape.queries, max_rows) * shape.group();
+          in.exec.for_each(some.count * steps, [&](idx_t task, int worker) {
+            const auto [key_head, packed, step] = some.at(task);
+            const auto [b, h, i0, i1] = rows_of_step(key_head, step);
+            if (i0 >= i1 || few::takes(in, b)) return;
+            auto block = in.exec.scratch(worker, [&](arena& memory) {
+              return row_block<P>::layout(memory, shape.dim, shape.dim_v, bool(in.terms.by_distance));
+            });
+            in.begin(block, b, h, in.query(b, h), {i0, 1, nullptr}, i1 - i0);
+            line_prefetcher next;
+            if (some.count == 1 && step + 1 < steps) prefetch_queries(rows_of_step(key_head, step + 1), next);
+            prefetch_short(key_head + some.count, step, steps, next);
+            row_keys<P> keys = packed;
+            if (next) keys.next = &next;
+            const idx_t all = lengths.keys(b), shift = in.shift(b);
+            for (idx_t i = i0; i < i1; ++i)
+              block.ranges[i - i0] = {0, in.limit().end(i + shift, all)};
+            attend(block, keys, in.terms_for(b, h));
+            in.finish(block, b, h);
+          });
+        }
       }
     if (padded)
       in.exec.for_each(shape.batch * shape.heads,

@@ -78,8 +78,8 @@ constexpr idx_t unit_of_tiles(bool fixed) {
 
 /// The tile of up to tile_rows of `rows` rows, from `row` on, and of a block of slots, in whole units. No slot is seen
 /// where low >= high.
-[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, const key_range& slots, bool fixed,
-                                      idx_t unit) {
+[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, const key_range& slots,
+                                      bool fixed, idx_t unit) {
   const auto [from, to] = slots;
   tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
   idx_t all_from = from, all_to = to;
@@ -97,10 +97,10 @@ constexpr idx_t unit_of_tiles(bool fixed) {
   return t;
 }
 
-/// The slots that any of some rows sees, in blocks of Step, in the order in which they are attended: ascending, unless a
-/// slot `own` >= 0 is given. Then the block with this slot comes first, then the first block, then those before `own`,
-/// backward, then the others. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on which slots
-/// others see, but for zeros that are added.
+/// The slots that any of some rows sees, in blocks of Step, in the order in which they are attended: ascending, unless
+/// a slot `own` >= 0 is given. Then the block with this slot comes first, then the first block, then those before
+/// `own`, backward, then the others. `fixed`: blocks begin at multiples of Step: what a row gets does not depend on
+/// which slots others see, but for zeros that are added.
 template <class T, idx_t Step = key_block>
 struct slot_blocks {
   idx_t start, end, count, own;
