@@ -8,7 +8,7 @@
 // the result. The operands are those of packing.hpp.
 //
 //   1. tile_product    one tile
-//   2. panel_products  the tiles of some rows, panel by panel
+//   2. panel_products  the tiles of some rows, panel by panel; products_of_rows chooses the height of the tiles
 //   3. seen_product    a tile in which rows skip numbers
 #pragma once
 
@@ -106,6 +106,18 @@ ATTN_INLINE void with_tile_height(idx_t rows, F&& f) {
     f(std::integral_constant<int, 2 * tile_step>{});
   else
     f(std::integral_constant<int, tile_step>{});
+}
+
+/// panel_products of `rows` <= tile_rows rows.
+template <class T, int Stride = panel_width<T>, bool Whole = false, class A, class Done>
+ATTN_INLINE void products_of_rows(idx_t rows, A a, const T* panels, idx_t next, idx_t first, idx_t end, idx_t depth,
+                                  const Done& done) {
+  if (rows > 2 * tile_step)
+    panel_products<T, tile_rows, Stride, Whole>(a, panels, next, first, end, depth, done);
+  else if (rows > tile_step)
+    panel_products<T, 2 * tile_step, Stride, Whole>(a, panels, next, first, end, depth, done);
+  else
+    panel_products<T, tile_step, Stride, Whole>(a, panels, next, first, end, depth, done);
 }
 
 /// take(m, half, sum) takes row m < rows of a product, one or two packets of a panel, without the numbers that seen(m,

@@ -56,14 +56,12 @@ void add_values(kernel_sums<T>& sums, const P* features, const P* values, idx_t 
     for (idx_t col = 0; col < cols; col += widest_tile<P>) {
       const idx_t end = (std::min)(col + widest_tile<P>, cols);
       prefetch.next(rows_per_tile * (end - col) / panel_width<T>);
-      with_tile_height(std::min<idx_t>(tile_rows, sums.features - r), [&](auto M) {
-        panel_products<P, M.value, panel_width<P>, true>(
-            left_operand<P, depth, 1>{features + r * depth}, values, depth * panel_width<P>, col, end,
-            operands<P>(count), [&](auto m, idx_t c, const auto& x) {
-              T* const s = &sums.value(r + m, c);
-              store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
-            });
-      });
+      products_of_rows<P, panel_width<P>, true>(
+          sums.features - r, left_operand<P, depth, 1>{features + r * depth}, values, depth * panel_width<P>, col, end,
+          operands<P>(count), [&](auto m, idx_t c, const auto& x) {
+            T* const s = &sums.value(r + m, c);
+            store<T>(s, fma(load<T>(s), broadcast<T>(decay[r + m]), x));
+          });
     }
   sums.empty = sums.empty && count == 0;
 }
@@ -107,13 +105,6 @@ struct kernel_scratch {
   idx_t stride;
   chunk_operands<bf16_pair> pairs{};  // where elements are multiplied as such
 
-  /// f(operands): pairs, or the numbers themselves with `sums`, the values of the sums, which may be null.
-  template <class F>
-  ATTN_INLINE void with_operands(T* sums, F&& f) const {
-    if constexpr (has_pairs<T>)
-      if (pairs.q) return f(pairs);
-    f(chunk_operands<T>{q_phi, q_own, k_own, k_phi, weights, values, sums});
-  }
   /// f(pairs), where there are any.
   template <class F>
   ATTN_INLINE void if_paired(F&& f) const {
@@ -183,8 +174,12 @@ void pair_values(const kernel_scratch<T>& s, idx_t count, idx_t dim_v) {
 template <class T>
 void add_keys(kernel_sums<T>& sums, const kernel_scratch<T>& s, idx_t count, row_prefetcher<>& prefetch) {
   add_weights<T>(sums, s.k_phi, nullptr, count, s.row_decay);
-  s.if_paired([&](const auto& x) { tokens_to_pairs(s.k_phi, sums.features, count, x.k); });
-  s.with_operands(nullptr, [&](const auto& x) { add_values(sums, x.k, x.values, count, s.row_decay, prefetch); });
+  if constexpr (has_pairs<T>)
+    if (s.pairs.q) {
+      tokens_to_pairs(s.k_phi, sums.features, count, s.pairs.k);
+      return add_values(sums, s.pairs.k, s.pairs.values, count, s.row_decay, prefetch);
+    }
+  add_values(sums, s.k_phi, s.values, count, s.row_decay, prefetch);
 }
 
 /// A chunk with gates: score_factor_ij = own_j g_(j+1) ... g_i, own_j = 1 or 1 - g_j; decay_i = g_0 ... g_i. Both
@@ -235,12 +230,10 @@ void own_weights(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk
                  T* sums) {
   const idx_t limit = (std::min)(r0 + rows, c.keys);
   T *const weights = s.weights, *const score_factor = s.score_factor;
-  with_tile_height(rows, [&](auto M) {
-    panel_products<P, M.value, kernel_chunk, true>(
-        left_operand<P, 1, kernel_chunk>{x.q_own + r0}, x.k_own, panel_width<P>, 0, round_up(limit, panel_width<T>),
-        operands<P>(c.features),
-        [&](auto m, idx_t n, const auto& sum) { store<T>(weights + m * kernel_chunk + n, sum); });
-  });
+  products_of_rows<P, kernel_chunk, true>(
+      rows, left_operand<P, 1, kernel_chunk>{x.q_own + r0}, x.k_own, panel_width<P>, 0,
+      round_up(limit, panel_width<T>), operands<P>(c.features),
+      [&](auto m, idx_t n, const auto& sum) { store<T>(weights + m * kernel_chunk + n, sum); });
   const idx_t padded = round_up(limit, width<T>);
   for (idx_t m = 0; m < rows; ++m) {
     T* const row = weights + m * kernel_chunk;
@@ -278,20 +271,18 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_
   };
   const left_operand<P, depth, 1> left{by.weights};
   const idx_t cols = round_up(c.dim_v, panel_width<T>);
-  with_tile_height(rows, [&](auto M) {
-    if (c.sums)
-      panel_products<P, M.value, panel_width<P>, true>(
-          left_operand<P, 1, kernel_chunk>{by.q + r0}, by.sums, operands<P>(c.sums->rows()) * panel_width<P>, 0, cols,
-          operands<P>(c.features), [&](auto m, idx_t col, const auto& x) {
-            store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
-          });
-    else
-      for (idx_t m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
-    if (limit > 0 && c.finite)
-      panel_products<P, M.value, panel_width<P>, true>(
-          left, by.values, depth * panel_width<P>, 0, cols, operands<P>(limit),
-          [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
-  });
+  if (c.sums)
+    products_of_rows<P, panel_width<P>, true>(
+        rows, left_operand<P, 1, kernel_chunk>{by.q + r0}, by.sums, operands<P>(c.sums->rows()) * panel_width<P>, 0,
+        cols, operands<P>(c.features), [&](auto m, idx_t col, const auto& x) {
+          store<T>(out + m * stride + col, mul(x, broadcast<T>(state_part[m])));
+        });
+  else
+    for (idx_t m = 0; m < rows; ++m) std::fill_n(out + m * stride, cols, T(0));
+  if (limit > 0 && c.finite)
+    products_of_rows<P, panel_width<P>, true>(
+        rows, left, by.values, depth * panel_width<P>, 0, cols, operands<P>(limit),
+        [&](auto m, idx_t col, const auto& x) { add_own(col, m, 0, x); });
   for (idx_t col = 0; col < c.dim_v && limit > 0 && !c.finite; col += panel_width<T>) {
     const P* const panel = by.values + col * depth;
     // key by key, without the masked ones: the same sums, to the last bit
@@ -317,8 +308,11 @@ void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, const chunk_
 template <class T>
 void chunk_tile(const chunk_view<T>& c, const kernel_scratch<T>& s, idx_t r0, idx_t rows, T* den, T* out,
                 idx_t stride) {
-  s.with_operands(c.sums ? c.sums->values : nullptr,
-                  [&](const auto& by) { chunk_tile(c, s, by, r0, rows, den, out, stride); });
+  if constexpr (has_pairs<T>)
+    if (s.pairs.q) return chunk_tile(c, s, s.pairs, r0, rows, den, out, stride);
+  const chunk_operands<T> numbers{s.q_phi, s.q_own, s.k_own, s.k_phi, s.weights, s.values,
+                                  c.sums ? c.sums->values : nullptr};
+  chunk_tile(c, s, numbers, r0, rows, den, out, stride);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail
