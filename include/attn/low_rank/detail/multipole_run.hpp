@@ -78,39 +78,30 @@ struct multipole_clustering {
         pack_panels_across<T>([&](idx_t j) { return rows.row(begin + j); }, n, shape.dim, rows.col_stride,
                               p.clusters.panels + begin * shape.dim);
     });
-    const auto each_segment = [&](const auto& body) {
-      w.for_each(most_segments(), [&](idx_t item_head, const multipole_head<T>& p, idx_t segment, int worker) {
-        const idx_t n = lengths.keys(item(item_head));
-        if (segment < o.segments(n)) body(item_head, p.clusters, n, segment, worker);
-      });
-    };
-    const auto each_part = [&](const auto& body) {
-      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const multipole_head<T>& p, idx_t part, int worker) {
-        const idx_t n = lengths.keys(item(item_head));
-        if (part < o.parts(n)) body(item_head, p.clusters, n, part, worker);
-      });
-    };
+    const auto keys_in = [&](idx_t item_head) { return lengths.keys(item(item_head)); };
     const auto iterates = [&](idx_t n) { return multipole_clusters<T>::iterates(o, n); };
-    if (o.clusters > 0) {
-      each_segment([&](idx_t item_head, const auto& c, idx_t n, idx_t segment, int worker) {
-        if (iterates(n)) c.start(o, key(item_head), n, segment, segment, scratch(worker));
+    if (o.clusters > 0)
+      w.for_each(most_segments(), [&](idx_t item_head, const multipole_head<T>& p, idx_t segment, int worker) {
+        const idx_t n = keys_in(item_head);
+        if (segment < o.segments(n) && iterates(n))
+          p.clusters.start(o, key(item_head), n, segment, segment, scratch(worker));
       });
-      for (idx_t step = 0; step <= o.iterations; ++step) {
-        const bool last = step == o.iterations;
-        each_part([&](idx_t item_head, const auto& c, idx_t n, idx_t part, int worker) {
-          if (iterates(n))
-            c.assign(o, shape.dim, n, part, scratch(worker));
-          else if (last)
-            take_assignment(c, item_head, n, part);
-          else
-            return;
-          const auto value = head_of(v, item(item_head), item_head % shape.kv_heads);
-          c.add_part(o, key(item_head), last ? &value : nullptr, n, part, scratch(worker).some);
-        });
-        each_segment([&](idx_t, const auto& c, idx_t n, idx_t segment, int) {
-          if (last || iterates(n)) c.merge(o, n, segment, last);
-        });
-      }
+    for (idx_t step = 0; o.clusters > 0 && step <= o.iterations; ++step) {
+      const bool last = step == o.iterations;
+      w.for_each(o.parts(shape.keys), [&](idx_t item_head, const multipole_head<T>& p, idx_t part, int worker) {
+        const idx_t n = keys_in(item_head);
+        if (part >= o.parts(n) || (!iterates(n) && !last)) return;
+        if (iterates(n))
+          p.clusters.assign(o, shape.dim, n, part, scratch(worker));
+        else
+          take_assignment(p.clusters, item_head, n, part);
+        const auto value = head_of(v, item(item_head), item_head % shape.kv_heads);
+        p.clusters.add_part(o, key(item_head), last ? &value : nullptr, n, part, scratch(worker).some);
+      });
+      w.for_each(most_segments(), [&](idx_t item_head, const multipole_head<T>& p, idx_t segment, int) {
+        const idx_t n = keys_in(item_head);
+        if (segment < o.segments(n) && (last || iterates(n))) p.clusters.merge(o, n, segment, last);
+      });
     }
     w.for_each(1, [&](idx_t item_head, const multipole_head<T>& p, idx_t, int) {
       const idx_t n = lengths.keys(item(item_head)), rows = o.segments(n) * o.clusters;
