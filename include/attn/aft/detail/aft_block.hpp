@@ -153,17 +153,6 @@ void fill_weights(T* row, idx_t count, T exponent) {
   });
 }
 
-/// Step 3 for M rows and one packet of channels.
-template <class T, int M>
-void tile_sums(const T* weights, const T* panel, idx_t count, const packet<T>& old_scale, const packet<T>& new_scale,
-               T* sums) {
-  tile_product<T, M, 2>(left_operand<T, weight_stride, 1>{weights}, panel, count,
-                        [&](auto m, auto half, const auto& x) {
-                          T* const s = sums + m * panel_width<T> + half * width<T>;
-                          store<T>(s, fma(x, new_scale, mul(load<T>(s), old_scale)));
-                        });
-}
-
 /// Step 3 for one row where a key or value is not finite: masked keys are left out. Same sums, to the last bit.
 template <class T>
 [[gnu::noinline]] void masked_sums(const T* weights, const T* bias, const T* panel, idx_t count,
@@ -177,8 +166,12 @@ template <class T>
   }
 }
 
+struct aft_keys {
+  idx_t begin, end;
+};
+
 /// One block of rows of one bundle of heads. Bias tells what the rows see:
-///   ranges(f)                 calls f(begin, end) for every range of keys the product takes, in order
+///   keys_of(line)             the keys of a line, first_line() <= line < end_line(), that the product takes
 ///   fill(row, begin, n, to)   the biases of row `row` of the block towards keys begin ...
 ///   has_diagonal(), diagonal()  causal: row r also sees keys [diagonal, diagonal + r], added exactly
 template <class T, class Bias>
@@ -195,13 +188,12 @@ struct aft_rows {
   void find_row_exponents() const {
     for (idx_t r = 0; r < block.rows; ++r) {
       T highest = -std::numeric_limits<T>::infinity();
-      bias.ranges([&](idx_t begin, idx_t end) {
-        for (idx_t j = begin; j < end; j += product_keys) {
+      for (idx_t line = bias.first_line(); line < bias.end_line(); ++line)
+        for (auto [j, end] = bias.keys_of(line); j < end; j += product_keys) {
           const idx_t count = (std::min)(product_keys, end - j);
           bias.fill(r, j, count, block.weights);
           highest = (std::max)(highest, highest_exponent(block.weights, count));
         }
-      });
       block.row_exponent[r] = highest;
     }
   }
@@ -226,10 +218,12 @@ struct aft_rows {
       T* const sums = block.sums + p * block_rows * panel_width<T>;
       if (added.finite) [[likely]]
         for (idx_t r = 0; r < block.rows; r += tile_rows)
-          with_tile_height(block.rows - r, [&](auto M) {
-            tile_sums<T, M.value>(block.weights + r * weight_stride, panel, count, old_scale, scale,
-                                  sums + r * panel_width<T>);
-          });
+          products_of_rows<T, panel_width<T>, true>(
+              block.rows - r, left_operand<T, weight_stride, 1>{block.weights + r * weight_stride}, panel, 0, 0,
+              panel_width<T>, count, [&](auto m, idx_t col, const auto& x) {
+                T* const s = sums + (r + m) * panel_width<T> + col;
+                store<T>(s, fma(x, scale, mul(load<T>(s), old_scale)));
+              });
       else
         for (idx_t r = 0; r < block.rows; ++r) {
           alignas(64) T plain[product_keys];
@@ -320,8 +314,8 @@ struct aft_rows {
     static_assert(aft_block<T>::together * sizeof(key_sums<T>) <= weight_stride * sizeof(T));
     for (idx_t n = 0; n < count * block_rows; ++n)
       if (block.exact[n]) fast_sums[n] = block.totals[n], block.totals[n] = {};
-    bias.ranges([&](idx_t begin, idx_t end) {
-      for (idx_t j = begin; j < end; j += key_chunk) {
+    for (idx_t line = bias.first_line(); line < bias.end_line(); ++line)
+      for (auto [j, end] = bias.keys_of(line); j < end; j += key_chunk) {
         const idx_t some = (std::min)(key_chunk, end - j);
         for (idx_t r = 0; r < block.rows; ++r) {
           bool any = false;
@@ -333,7 +327,6 @@ struct aft_rows {
         }
         add_exactly(p, count, j, some, block.biases, false);
       }
-    });
     add_diagonal(p, count);
     for (idx_t n = 0; n < count * block_rows; ++n) {
       if (!block.exact[n]) continue;

@@ -125,7 +125,8 @@ struct aft_window_backward_driver {
         block, x, elements, rows, bundle, bias, r * grid.columns + i * block_rows, count, biased};
     keys.start();
     ranges.grid = beside.grid;
-    ranges.ranges([&](idx_t begin, idx_t end) { keys.add_rows(begin, end - begin); });
+    for (idx_t line = ranges.first_line(); line < ranges.end_line(); ++line)
+      if (const auto [begin, end] = ranges.keys_of(line); begin < end) keys.add_rows(begin, end - begin);
     keys.finish(grid.whole ? nullptr : outside.data);
   }
 };

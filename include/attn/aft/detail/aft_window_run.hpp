@@ -97,12 +97,11 @@ struct aft_window_bias {
   bool has_diagonal() const { return grid.causal; }
   idx_t diagonal() const { return i * block_rows; }
 
-  template <class F>
-  void ranges(F&& f) const {
-    for (idx_t line = grid.first_line(r), end = grid.end_line(r, keys); line < end; ++line) {
-      const idx_t all = grid.columns_of(line, keys), from = grid.from(i, all), to = grid.to(i, all);
-      if (from < to) f(line * grid.columns + from, line * grid.columns + to);
-    }
+  idx_t first_line() const { return grid.first_line(r); }
+  idx_t end_line() const { return grid.end_line(r, keys); }
+  aft_keys keys_of(idx_t line) const {
+    const idx_t all = grid.columns_of(line, keys), from = grid.from(i, all), to = (std::max)(from, grid.to(i, all));
+    return {line * grid.columns + from, line * grid.columns + to};
   }
   /// Where the biases of a row towards some keys of one line lie: those of keys [low, high), from w(row, column) on.
   struct place {
@@ -266,7 +265,8 @@ struct aft_window_driver {
         .first = at + first, .parts = parts, .outside = outside.data, .gate = x.gate};
     rows.find_row_exponents();
     idx_t keys = 0;
-    bias.ranges([&](idx_t begin, idx_t stop) {
+    for (idx_t line = bias.first_line(); line < bias.end_line(); ++line) {
+      const auto [begin, stop] = bias.keys_of(line);
       keys += stop - begin;
       for (idx_t j = begin; j < stop; j += step()) {
         const idx_t count = (std::min)(step(), stop - j);
@@ -274,7 +274,7 @@ struct aft_window_driver {
           chunk.pack(*x.elements, bundle.data()[n], n * parts, j, count);
         rows.add_chunk(grid.whole ? packed[j / step()] : chunk, j, count);
       }
-    });
+    }
     finish(rows, keys);
   }
 
