@@ -8,17 +8,17 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// The body of a for_each with its type erased, so that threading is compiled once: call(body, task, worker) does one
 /// task.
 struct task_body {
-  using call_type = void(const void* body, idx_t task, int worker);
-
   const void* body;
-  call_type* call;
+  void (*call)(const void*, idx_t, int);
 
-  task_body(const void* one, call_type* of) : body(one), call(of) {}
+  task_body(const void* one, void (*of)(const void*, idx_t, int)) : body(one), call(of) {}
   template <class Body>
-  task_body(const Body& one)
-      : task_body(&one, [](const void* same, idx_t task, int worker) {
-          (*static_cast<const Body*>(same))(task, worker);
-        }) {}
+  task_body(const Body& one) : task_body(&one, call_of<Body>) {}
+
+  template <class Body>
+  static void call_of(const void* body, idx_t task, int worker) {
+    (*static_cast<const Body*>(body))(task, worker);
+  }
 };
 
 /// Threads that share the tasks of a for_each. An execution knows no more of them, so a file that calls operators but
