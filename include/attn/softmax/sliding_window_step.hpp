@@ -99,11 +99,10 @@ void sliding_window_step(sliding_window_cache<C>& cache, const Q& q, const K& k,
   auto& tokens = detail::check_step(call, cache);
   tokens.window().check_heads(call.check, call.shape.heads);
   call.lengths.given_queries = call.options.lengths;
-  detail::with_rotated_tokens(call, tokens, [&] {
-    // By an exception of score, or for want of memory, the ring has lost the tokens that the chunk replaced.
-    detail::do_or_undo([&] { detail::run_sliding_window_step(call.over(tokens), tokens, call.k, call.v); },
-                       [&] { cache.reset(); });
-  });
+  const detail::rotated_tokens rotated(call, tokens);
+  // By an exception of score, or for want of memory, the ring has lost the tokens that the chunk replaced.
+  detail::do_or_undo([&] { detail::run_sliding_window_step(call.over(tokens), tokens, call.k, call.v); },
+                     [&] { cache.reset(); });
   tokens.advance(call.shape.queries, call.options.lengths);
 }
 

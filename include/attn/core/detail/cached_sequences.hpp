@@ -44,15 +44,39 @@ class cached_tokens : public sequence_items {
   state_extents extents_;
 };
 
+/// Appends checked tokens, which are forgotten with this object unless keep() was called: an exception undoes a step.
+template <class Inside>
+class appended_tokens {
+ public:
+  template <class E>
+  appended_tokens(Inside& cache, const tensor_view<const E>& k, const tensor_view<const E>& v,
+                  std::span<const idx_t> given)
+      : cache_(cache), count_(k.extent(2)), given_(given) {
+    cache.append(k, v, given);
+  }
+  ~appended_tokens() {
+    for (idx_t b = 0; b < cache_.batch() && !kept_; ++b)
+      cache_.cut(b, cache_.length(b) - cache_.taken_of(b, count_, given_));
+  }
+  appended_tokens(const appended_tokens&) = delete;
+  appended_tokens& operator=(const appended_tokens&) = delete;
+
+  void keep() { kept_ = true; }
+
+ private:
+  Inside& cache_;
+  idx_t count_;
+  std::span<const idx_t> given_;
+  bool kept_ = false;
+};
+
 /// Appends checked tokens and attends. If that throws, the tokens are forgotten.
 template <class Inside, class E, class Attend>
 void append_and(Inside& cache, const tensor_view<const E>& k, const tensor_view<const E>& v,
                 std::span<const idx_t> given, Attend&& attend) {
-  const idx_t count = k.extent(2);  // attend() may set k, that of a call, to the keys of the cache
-  cache.append(k, v, given);
-  do_or_undo(attend, [&] {
-    for (idx_t b = 0; b < cache.batch(); ++b) cache.cut(b, cache.length(b) - cache.taken_of(b, count, given));
-  });
+  appended_tokens appended(cache, k, v, given);
+  attend();
+  appended.keep();
 }
 
 /// The public interface of caches: item_sequences, and what follows from append() and cut().

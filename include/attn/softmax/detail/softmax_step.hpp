@@ -43,31 +43,36 @@ auto& check_step(Call& call, Cache& cache) {
   return inside;
 }
 
-/// attend(), with q and k of the call rotated in scratch memory where the options say so.
-template <class Call, class Inside, class Attend>
-void with_rotated_tokens(Call& call, const Inside& cache, Attend&& attend) {
-  const auto& given = call.options;
-  using rotary = rotary_step<typename decltype(call.q)::value_type>;
-  const auto rotated = call.exec.workspace(
-      [&](arena& memory) { return rotary::layout(memory, given.rotary.has_value(), call.q, call.k); });
-  if (given.rotary && cache.values_in_keys())
-    call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
-  rotated->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
-  if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
-  attend();
-}
+/// While it lives, q and k of the call are rotated, in scratch memory, where the options say so.
+template <class E>
+struct rotated_tokens {
+  execution::persistent_workspace<rotary_step<E>> memory;
+
+  template <class Call, class Inside>
+  rotated_tokens(Call& call, const Inside& cache)
+      : memory(call.exec.workspace([&](arena& all) {
+          return rotary_step<E>::layout(all, call.options.rotary.has_value(), call.q, call.k);
+        })) {
+    const auto& given = call.options;
+    if (given.rotary && cache.values_in_keys())
+      call.check.fail("no rotary where values are dims of the keys: those are rotated before the step", "one");
+    memory->rotate(call.check, given.rotary, cache.lengths(), given.lengths, call.q, call.k, call.exec);
+    if (given.rotary) cache.check_tokens(call.check, call.k, call.v, given.lengths);  // rotated they may be larger
+  }
+};
+template <class Call, class Inside>
+rotated_tokens(Call& call, const Inside&) -> rotated_tokens<typename decltype(call.q)::value_type>;
 
 /// A step over a cache that keeps all tokens: rotates and appends those of the call, and attends its queries causally.
 /// Exceptions, of a score function or for want of memory, leave the cache as it was.
 template <class Call, class Inside, class Attend>
 void cache_step(Call& call, Inside& cache, Attend&& attend) {
   const auto& given = call.options.lengths;
-  with_rotated_tokens(call, cache, [&] {
-    append_and(cache, call.k, call.v, given, [&] {
-      call.lengths = {call.shape.queries, call.shape.keys = cache.tokens(), given, cache.lengths()};
-      attend();
-    });
-  });
+  const rotated_tokens rotated(call, cache);
+  appended_tokens appended(cache, call.k, call.v, given);
+  call.lengths = {call.shape.queries, call.shape.keys = cache.tokens(), given, cache.lengths()};
+  attend();
+  appended.keep();
 }
 
 /// A checked call of queries over the tokens that a cache has, with the options that have an entry for each of them.
