@@ -32,22 +32,12 @@ struct wave {
 
   /// body(item, its scratch, step, worker) for every step in [0, steps) of every item; early steps first.
   template <class Body>
-  void for_each(idx_t steps, const Body& body) const {
-    const wave_body<Body> of{*this, body};
-    exec.for_each(count * steps, {&of, wave_body<Body>::call});
+  void for_each(idx_t steps, Body&& body) const {
+    exec.for_each(count * steps, [&](idx_t task, int worker) {
+      const auto [item, its, step] = at(task);
+      body(item, its, step, worker);
+    });
   }
-
- private:
-  template <class Body>
-  struct wave_body {
-    const wave& items;
-    const Body& body;
-    static void call(const void* of, idx_t task, int worker) {
-      const auto& [w, one] = *static_cast<const wave_body*>(of);
-      const auto [item, its, step] = w.at(task);
-      one(item, its, step, worker);
-    }
-  };
 };
 
 /// Items [0, items), a wave after the other: for (const auto& some : waves_of(...)) some.for_each(...).

@@ -11,10 +11,8 @@ struct task_body {
   const void* body;
   void (*call)(const void*, idx_t, int);
 
-  task_body(const void* one, void (*of)(const void*, idx_t, int)) : body(one), call(of) {}
   template <class Body>
-  task_body(const Body& one) : task_body(&one, call_of<Body>) {}
-
+  task_body(const Body& one) : body(&one), call(call_of<Body>) {}
   template <class Body>
   static void call_of(const void* body, idx_t task, int worker) {
     (*static_cast<const Body*>(body))(task, worker);
