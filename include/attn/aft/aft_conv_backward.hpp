@@ -15,8 +15,7 @@
 // Cost     Three times the forward call: its own work again, as much for k and v, as much for w. Scratch: that of the
 //          forward call, 5 L numbers a channel, of 512 channels at a time, 3 L of them touched only where rows need
 //          recomputation; 65 numbers for every entry of a kernel.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
-//          or one another, before anything is written.
+// Throws   as the forward call, and for gradients in memory of an input or of another gradient.
 #pragma once
 
 #include <attn/aft/aft_conv.hpp>

@@ -20,8 +20,7 @@
 //          recomputation take several times as long, as in the forward call. Scratch: 7 L numbers a channel, of 512
 //          channels at a time, 3 L of them touched only where rows need recomputation; about half a million numbers a
 //          thread; L^2 numbers where w is shared by more than 512 channels, or by heads of different lengths.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
-//          or one another, before anything is written.
+// Throws   as the forward call, and for gradients in memory of an input or of another gradient.
 #pragma once
 
 #include <attn/aft/aft_full.hpp>

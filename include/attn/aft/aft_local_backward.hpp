@@ -17,8 +17,7 @@
 //          forward call, 5 L numbers a channel, of 512 channels at a time, 3 L of them touched only where rows need
 //          recomputation; as many numbers as w has where it is shared by more than 512 channels, or by heads of
 //          different lengths.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
-//          or one another, before anything is written.
+// Throws   as the forward call, and for gradients in memory of an input or of another gradient.
 #pragma once
 
 #include <attn/aft/aft_local.hpp>

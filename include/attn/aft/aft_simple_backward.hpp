@@ -13,8 +13,7 @@
 // Shapes   q, k, v, the options: as the forward call's; d_out as out. Gradients have the shapes of what they are of.
 // Cost     Two passes over memory: k, v, q and d_out, then k, v and the gradients (causal: k and v, then all).
 //          Scratch: 4 D numbers for every 256 tokens (causal: 9 D); causal, up to 65536 numbers a thread.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
-//          or one another, before anything is written.
+// Throws   as the forward call, and for gradients in memory of an input or of another gradient.
 #pragma once
 
 #include <attn/aft/aft_simple.hpp>

@@ -18,8 +18,7 @@
 //          arrays of 64 x D numbers, D x Dv and 64 x Dv numbers for each 64 tokens up to 16384, a state for each 16384;
 //          where value heads share key heads, 2 L D numbers, and threads share no head; elsewhere 80 arrays more where
 //          they do: few of them, of 256 tokens or more.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/kernel/delta_rule.hpp>

@@ -15,8 +15,7 @@
 // Cost     B H L (26 D Dv + 64 (14 D + 12 Dv)) operations, some 3 times the forward call's. Scratch per thread: some
 //          60 arrays of 64 x D numbers, D x Dv and 64 x Dv for each 64 tokens up to 16384, a state for each 16384; 100
 //          arrays more where threads share heads: few of them, of 256 tokens or more.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/kernel/detail/recurrence_backward_run.hpp>

@@ -27,8 +27,7 @@
 //          numbers per 1024 tokens and 16 more, of more than 16384 tokens at most sqrt(L) / 8 and as many more;
 //          where threads share heads some 32 states and as many times 64 (D + Dv) numbers beside these; where decay is
 //          per query head and keys are shared, Lk (D + Dv) numbers.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/kernel/detail/map_features_backward.hpp>

@@ -15,8 +15,7 @@
 //          times 64 (m + Dv) numbers beside these; Lk (D + Dv) numbers where query heads have features of their own but
 //          share keys, Lk D with feature_eps or center_keys. With the gradient of features, B H m D (Hkv, where those
 //          are shared) for all threads.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // Gradients are those of logarithms of features, weights are at most 4, and pairs that underflow are recomputed:
 // nothing overflows, however long queries and keys are. Where log features are beyond 1e6 (double: 1e14), that is,

@@ -16,8 +16,7 @@
 //          times 64 (2m + Dv) numbers beside these; where query heads have features or gates of their own but share
 //          keys, Lk (D + Dv) numbers. With the gradient of features, B H m D (Hkv, where those are shared) for all
 //          threads.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // The gradient of a token of zeros is y / norm_eps, or zero with norm_eps 0.
 #pragma once

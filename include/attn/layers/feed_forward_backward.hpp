@@ -8,14 +8,12 @@
 //   attn::feed_forward(x, out, weights, {.activation = f}, threads);
 //   attn::feed_forward_backward(x, weights, d_out, {.x = dx, .up = du, .down = dv}, {.activation = f}, threads);
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of.
+// Shapes   x, weights and options as the forward call's, d_out as its out, not needed; gradients as what they are of.
 // Cost     B L hidden (6 n + 4 m) operations, with a gate B L hidden (12 n + 4 m), 2.5 times those of
 //          the forward pass: the hidden layer is computed again, 480 tokens at a time, never that of the whole
 //          sequence. Scratch: packed, the weights and the transpose of up; the sums of dU and dV; n + m + 2 hidden
 //          numbers for each of 480 tokens, with more than four threads as many again for every four.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // A token whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not. relu' is 0
 // at 0.

@@ -16,8 +16,7 @@
 //          are those of the formula. With 16-bit elements the lse of an absorbed call is computed again. Scratch: keys,
 //          values and their gradients of some heads, 32 MiB of an item each or those of one head; Lk (r + Dr) numbers
 //          of each item; and what full_softmax_backward and project_backward take.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/layers/detail/latent_attention_backward_run.hpp>

@@ -7,11 +7,9 @@
 //   attn::layer_norm_backward(x, {.gamma = g, .beta = b}, d_out, {.x = dx, .gamma = dg, .beta = db}, {}, threads);
 //   attn::layer_norm_backward(x, {}, d_out, {.x = dx});                 // without gamma and beta
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of.
+// Shapes   x, weights and options as the forward call's, d_out as its out, not needed; gradients as what they are of.
 // Cost     some 15 operations a number; scratch: a few rows, per thread four rows of sums more.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // A token whose d_out is 0 has gradient 0 and adds nothing, whatever its x is: so has padding, NaN or not.
 #pragma once

@@ -8,8 +8,7 @@
 //   attn::multi_head_latent_backward(x, weights, d_out, {.x = dx, .latent = dwkva, .latent_up = dwkvb},
 //                                    {.heads = 16, .attention = {.causal = true, .lse = lse}, .attended = attended});
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out, which is not needed; gradients have the
-//          shapes of what they are of.
+// Shapes   x, weights and options as the forward call's, d_out as its out, not needed; gradients as what they are of.
 // Saved    Queries and latents are made again. .attended and .attention.lse are what the forward call wrote; without
 //          .attended latent_attention is called once more, which writes the lse. Without an output weight the forward
 //          call's out serves as attended.

@@ -12,8 +12,7 @@
 // Shapes   x, weights and options as the forward call's, d_out as its out; neither out nor the final state is needed.
 //          Gradients have the shapes of what they are of.
 // Cost     3 times the forward call's operations. Scratch: the weight, and per thread 6 w + 15 rows of C numbers.
-// Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
-//          memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/layers/detail/short_convolution_backward_run.hpp>

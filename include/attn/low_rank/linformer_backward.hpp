@@ -17,8 +17,7 @@
 // Cost     2 rank Lq (3 D + 2 Dv) + 6 rank Lk (D + Dv) operations per head. Scratch: what the forward call takes, the
 //          gradients of E and F in the compute type, and, per head, 3 + n times rank (D + Dv) numbers, n = Lq / 1024
 //          from 1 to 16.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients that share memory with an input
-//          or one another, before anything is written.
+// Throws   as the forward call, and for gradients in memory of an input or of another gradient.
 #pragma once
 
 #include <attn/low_rank/detail/linformer_backward_run.hpp>

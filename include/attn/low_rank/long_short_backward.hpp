@@ -17,8 +17,7 @@
 // Cost     B H (6 D + 4 Dv) operations for every visible key of a query, 6 B H (D + Dv) for every token and compressed
 //          key it goes into; without lse, 2 B H D more for every visible key. Scratch, per key head in progress: about
 //          3 Lk (D + Dv) numbers, and in every query head for n compressed keys 5 to 12 times n (D + Dv).
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.

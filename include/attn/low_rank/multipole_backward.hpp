@@ -19,8 +19,7 @@
 //          every one of them. Scratch: that of the forward call, per key head in progress (Lk + clusters) (D + Dv)
 //          numbers for every 2048 queries, up to eight times, and D for each of its queries, and for each block; per
 //          thread 131072 numbers, but at least 12 Lk.
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 //
 // Where lse is given, its rounding, |lse| 2^-24 in float (double: 2^-53), is an error of the weights. Where it is not,
 // it is computed again in more digits than one number has: leave it out where scores exceed 1e4.

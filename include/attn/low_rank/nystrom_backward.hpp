@@ -19,8 +19,7 @@
 // Cost     2 m Lq (3 D + 2 Dv) + 2 m Lk (4 D + 3 Dv) operations per head, and 15 iterations 2 m^3 for the inverse; the
 //          exact one as forward and 12 m^3. Scratch, per key head in progress: in all its query heads Lq D numbers if
 //          dq is asked for, (12 + iterations) m^2, and up to 16 partial results of 2 m (D + Dv).
-// Throws   std::invalid_argument for shapes or options that do not fit, for gradients of what was not given or that
-//          share memory with an input or one another, before anything is written.
+// Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once
 
 #include <attn/low_rank/detail/nystrom_backward_run.hpp>
