@@ -9,8 +9,7 @@
 //   dc = sum_h W_h^T dk_h + U_h^T dv_h,  dk_rotary = sum_h of the last Dr channels of dk_h,
 //   dW_h = sum_j dk_hj c_j^T,  dU_h = sum_j dv_hj c_j^T, over the tokens of all items.
 //
-// Shapes   as the forward call's; out and options.lse are what it wrote, d_out as out, d_lse as lse. Gradients have the
-//          shapes of what they are of.
+// Shapes   as the forward call's; out and lse are what it wrote, d_out as out, d_lse as lse; gradients as their inputs.
 // Cost     2 B H (Lq Lk (3 (Dn + Dr) + 2 Dv) + 3 Lk r (Dn + Dv)) operations, in the term of Lq half where causal;
 //          without lse one product more. It runs in the expanded form, whichever `form` the forward call had: gradients
 //          are those of the formula. With 16-bit elements the lse of an absorbed call is computed again. Scratch: keys,

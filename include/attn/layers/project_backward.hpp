@@ -5,8 +5,7 @@
 //   attn::project(x, out, {.weight = w, .bias = b}, threads);
 //   attn::project_backward(x, {.weight = w, .bias = b}, d_out, {.x = dx, .weight = dw, .bias = db}, threads);
 //
-// Shapes   x and weights as the forward call's, d_out as its out, which is not needed; gradients have the shapes of
-//          what they are of, also for a weight of each head.
+// Shapes   x and weights as the forward call's, d_out as its out, not needed; gradients as their inputs, per head too.
 // Cost     2 B L n m operations for each of dx and dW. Scratch: packed, the weight, and 480 tokens of x and d_out (with
 //          more than four threads as many again for every four); the sums of dW, n m numbers; per thread 96 (n + m)
 //          numbers.

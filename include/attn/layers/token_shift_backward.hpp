@@ -9,8 +9,7 @@
 //   attn::token_shift_backward(x, {.mix = m}, d_out, {.x = dx, .initial_state = ds, .d_final_state = after},
 //                              {.initial_state = s});
 //
-// Shapes   x, weights and options as the forward call's, d_out as its out; neither out nor the final state is needed.
-//          Gradients have the shapes of what they are of.
+// Shapes   x, weights, options as the forward call's, d_out as its out; no results needed; gradients as their inputs.
 // Cost     6 operations a number. Scratch: mix, and per thread ten tokens.
 // Throws   as the forward call, and for gradients of what was not given or in memory of an input or another gradient.
 #pragma once

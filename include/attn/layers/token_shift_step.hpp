@@ -3,14 +3,10 @@
 //   attn::token_shift_state<float> state({.channels = 512});
 //   attn::token_shift_step(state, x_t, out_t, {.mix = m});
 //   state.append(x);                                           // the same without results
-//   auto branch = state;                                       // a copy: another continuation of the same sequence
 //
 // x is [B, n, C]: one token or many, the next n tokens of one token_shift over the whole stream. A state is fed by one
-// call: several mixes of the same tokens take a state each, or token_shift with states as options. Batch items are
-// independent sequences, of any number of tokens each:
-//
-//   attn::token_shift_step(state, x, out, weights, {.lengths = n});    // item b is fed the first n[b] tokens
-//   state.reset(1); state.copy_item(0, 1); state.reorder(beams); state.tokens(1)
+// call: several mixes of the same tokens take a state each, or token_shift with states as options. Copies, and batch
+// items of their own lengths: short_convolution_step.hpp.
 //
 // Memory   the last token of every batch item, in the element type; bytes() is exact.
 #pragma once
