@@ -17,9 +17,8 @@
 //          the length; 20 more where threads share heads: few of them, of 256 tokens or more.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //
-// The state stays bounded where beta |k|^2 is from 0 to 2; beyond that it grows from token to token, by the formula.
-// It is rounded every 64 tokens, by up to 2^-24 of it in float.
-// Token by token: delta_rule_step.hpp.
+// The state stays bounded where beta |k|^2 is from 0 to 2; beyond that it grows from token to token, by the formula. It
+// is rounded every 64 tokens, by up to 2^-24 of it in float. Token by token: delta_rule_step.hpp.
 #pragma once
 
 #include <attn/kernel/detail/correcting_step_run.hpp>

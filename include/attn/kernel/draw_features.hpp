@@ -85,9 +85,8 @@ S nearest_element(double x) {
 
 }  // namespace detail
 
-/// Draws `count` features for heads of size `dim`: [heads, count, dim], in double, rounded once. Cost
-/// O(heads count dim^2); done once, not in every call. Throws std::invalid_argument unless count, dim and heads are at
-/// least 1.
+/// Draws `count` features for heads of size `dim`: [heads, count, dim], in double, rounded once. Cost O(heads count
+/// dim^2); done once, not in every call. Throws std::invalid_argument unless count, dim and heads are at least 1.
 template <element S>
 tensor<S, 3> draw_features(idx_t count, idx_t dim, const draw_options& options = {}) {
   const detail::validator check{"draw_features"};

@@ -10,9 +10,8 @@
 // Shapes   q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], out [B, H, Lq, Dv], features [H, Hkv or 1, m, D];
 //          Hkv divides H. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums, features of bf16
 //          being rounded to bf16 where the processor multiplies those.
-// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most
-//          about 32 m (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share
-//          heads.
+// Cost     2 B L m (D + 2 Dv) (H + Hkv) operations, O(L); causal B H L 64 (2m + Dv) more. Scratch: at most about 32 m
+//          (Dv + 32) numbers per thread, independent of the length; the most is needed where threads share heads.
 // Values   `out` is finite where the sums before its division are in the range of the compute type (float: 3.4e38).
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
 //

@@ -18,9 +18,8 @@
 //          does not know.
 // Cost     that of the mixer (without options.mixed) and of its backward pass, and 10 B L D hidden operations, 2.5
 //          times those of the forward pass, or 14 where the norms come after: the feed-forward layer is computed again.
-//          Scratch, beside theirs: five sequences like x, one less with options.mixed, two more with a residual
-//          weight, and what feed_forward_backward needs; for 16-bit elements two to four of the sequences are of
-//          floats.
+//          Scratch, beside theirs: five sequences like x, one less with options.mixed, two more with a residual weight,
+//          and what feed_forward_backward needs; for 16-bit elements two to four of the sequences are of floats.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written; exceptions of the mixers are passed on and
 //          leave dx unchanged.

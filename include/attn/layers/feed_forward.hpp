@@ -10,11 +10,10 @@
 // Shapes   x [B, L, n], up and gate [hidden, n], their biases [hidden], down [m, hidden], down_bias [m], out [B, L, m];
 //          gate and biases may be left out, and out may be x. float, double, or Eigen::half / Eigen::bfloat16 in memory
 //          with float sums; the hidden numbers of bf16 are rounded to bf16 where the processor multiplies those.
-// Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed
-//          weights, about hidden (n + m) numbers, and 48 tokens per thread, with 512 hidden numbers each: never the
-//          hidden layer of the whole sequence. With L up to eight, as in decoding, or B L up to 48, as in project.hpp,
-//          scratch is 48 tokens at most, with all their hidden numbers, and threads share the hidden numbers and the
-//          outputs.
+// Cost     2 B L hidden (n + m) operations, with a gate 2 B L hidden (2 n + m). Scratch: the packed weights, about
+//          hidden (n + m) numbers, and 48 tokens per thread, with 512 hidden numbers each: never the hidden layer of
+//          the whole sequence. With L up to eight, as in decoding, or B L up to 48, as in project.hpp, scratch is 48
+//          tokens at most, with all their hidden numbers, and threads share the hidden numbers and the outputs.
 // Throws   std::invalid_argument for shapes that do not fit, before anything is written.
 #pragma once
 

@@ -38,8 +38,7 @@ struct rfa_features_backward final : projected_features_backward<T> {
     if (dw) this->add_features(x, x.d, columns, factor, factor + kernel_chunk, *dw);
   }
 
-  /// From the gradients y of x^ to those of x = x^ (|x| + norm_eps).
-  /// Columns are x times powers[t].
+  /// From the gradients y of x^ to those of x = x^ (|x| + norm_eps). Columns are x times powers[t].
   void back_norm(const T* columns, const T* norm, const T* factor, const T* powers, idx_t lanes, T* dx) const {
     for (idx_t t = 0; t < lanes; t += width<T>) {
       const packet<T> f = load<T>(factor + t), size = load<T>(norm + t), power = load<T>(powers + t);
