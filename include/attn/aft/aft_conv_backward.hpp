@@ -23,7 +23,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients aft_conv_backward computes: those given. S is the element type of the call.
 template <class S>
 struct aft_conv_gradients {
   view_field<S> q{}, k{}, v{}, w{};

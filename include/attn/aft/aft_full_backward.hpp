@@ -28,7 +28,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients aft_full_backward computes: those given. S is the element type of the call.
 template <class S>
 struct aft_full_gradients {
   view_field<S> q{}, k{}, v{}, w{};

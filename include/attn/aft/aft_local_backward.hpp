@@ -25,7 +25,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients aft_local_backward computes: those given. S is the element type of the call.
 template <class S>
 struct aft_local_gradients {
   view_field<S> q{}, k{}, v{}, w{};

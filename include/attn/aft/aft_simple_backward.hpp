@@ -21,7 +21,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients aft_simple_backward computes: those given. S is the element type of the call.
 template <class S>
 struct aft_simple_gradients {
   view_field<S> q{}, k{}, v{};

@@ -26,7 +26,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients delta_rule_backward computes: those given. S is the element type of the call.
 template <class S>
 struct delta_rule_gradients {
   using real = compute_type<S>;

@@ -23,7 +23,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients dplr_backward computes: those given. S is the element type of the call.
 template <class S>
 struct dplr_gradients {
   using real = compute_type<S>;

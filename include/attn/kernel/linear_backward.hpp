@@ -37,7 +37,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients linear_backward computes: those given. S is the element type of the call.
 template <class S>
 struct linear_gradients {
   using real = compute_type<S>;

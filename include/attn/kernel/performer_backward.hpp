@@ -29,7 +29,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients performer_backward computes: those given. S is the element type of the call.
 template <class S>
 struct performer_gradients {
   view_field<S> q{}, k{}, v{};

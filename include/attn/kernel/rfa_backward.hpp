@@ -27,7 +27,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients rfa_backward computes: those given. S is the element type of the call.
 template <class S>
 struct rfa_gradients {
   using real = compute_type<S>;

@@ -32,7 +32,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients encoder_block_backward writes: those given. S is the element type of the call.
 template <class S>
 struct encoder_block_gradients {
   view_field<S, 3> x{};

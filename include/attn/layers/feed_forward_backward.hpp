@@ -31,7 +31,6 @@ struct feed_forward_weight_gradients {
   view_field<S, 1> up_bias{}, down_bias{}, gate_bias{};
 };
 
-/// The gradients feed_forward_backward writes: those given. S is the element type of the call.
 template <class S>
 struct feed_forward_gradients {
   view_field<S, 3> x{};

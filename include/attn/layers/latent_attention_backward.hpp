@@ -23,7 +23,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients latent_attention_backward computes: those given. S is the element type of the call.
 template <class S>
 struct latent_attention_gradients {
   using real = compute_type<S>;

@@ -25,7 +25,6 @@ struct layer_norm_weight_gradients {
   view_field<S, 1> gamma{}, beta{};
 };
 
-/// The gradients layer_norm_backward writes: those given. S is the element type of the call.
 template <class S>
 struct layer_norm_gradients {
   view_field<S, 3> x{};

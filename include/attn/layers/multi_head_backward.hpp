@@ -40,7 +40,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients multi_head_backward writes: those given. S is the element type of the call.
 template <class S>
 struct multi_head_gradients {
   view_field<S, 3> x{}, context{};

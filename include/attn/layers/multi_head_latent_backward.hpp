@@ -28,7 +28,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients multi_head_latent_backward writes: those given. S is the element type of the call.
 template <class S>
 struct multi_head_latent_gradients {
   view_field<S, 3> x{};

@@ -31,7 +31,6 @@ struct project_weight_gradients {
   view_field<S, 1> bias{};
 };
 
-/// The gradients project_backward writes: those given. S is the element type of the call.
 template <class S>
 struct project_gradients {
   view_field<S, 3> x{};

@@ -19,7 +19,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients rms_norm_backward writes: those given. S is the element type of the call.
 template <class S>
 struct rms_norm_gradients {
   view_field<S, 3> x{};

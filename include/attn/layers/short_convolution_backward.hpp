@@ -19,7 +19,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients short_convolution_backward writes: those given. S is the element type of the call.
 template <class S>
 struct short_convolution_gradients {
   view_field<S, 3> x{};

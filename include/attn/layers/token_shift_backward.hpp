@@ -19,7 +19,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients token_shift_backward writes: those given. S is the element type of the call.
 template <class S>
 struct token_shift_gradients {
   view_field<S, 3> x{};

@@ -25,7 +25,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients linformer_backward writes: those given. S is the element type of the call.
 template <class S>
 struct linformer_gradients {
   using real = compute_type<S>;

@@ -28,7 +28,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients long_short_backward writes: those given. S is the element type of the call.
 template <class S>
 struct long_short_gradients {
   using real = compute_type<S>;

@@ -30,7 +30,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients multipole_backward writes: those given. S is the element type of the call.
 template <class S>
 struct multipole_gradients {
   using real = compute_type<S>;

@@ -27,7 +27,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// The gradients nystrom_backward writes: those given. S is the element type of the call.
 template <class S>
 struct nystrom_gradients {
   using real = compute_type<S>;
