@@ -30,7 +30,6 @@ struct token_grid {
   idx_t rows = 0, columns = 0;
 };
 
-/// Options of aft_conv for elements of type S.
 template <class S>
 struct aft_conv_options {
   bool causal = false;               ///< row t sees the keys up to t, and half of the kernel is unused; not for images

@@ -23,7 +23,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of aft_full for elements of type S.
 template <class S>
 struct aft_full_options {
   bool causal = false;         ///< row t sees the keys up to t

@@ -22,7 +22,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of aft_local for elements of type S.
 template <class S>
 struct aft_local_options {
   bool causal = false;         ///< row t sees the keys up to t

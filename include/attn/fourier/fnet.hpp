@@ -27,7 +27,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of fnet for elements of type S.
 template <class S>
 struct fnet_options {
   /// True lengths, one per batch item: the transform runs over these, and rows of padding are 0 in out.

@@ -25,7 +25,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of delta_rule for elements of type S.
 template <class S>
 struct delta_rule_options {
   using real = compute_type<S>;

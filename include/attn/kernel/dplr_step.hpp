@@ -13,7 +13,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Extents of a dplr_state.
 using dplr_state_extents = delta_rule_state_extents;
 
 /// Options of dplr_step: those of dplr that apply to single tokens.

@@ -33,7 +33,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of linear for elements of type S.
 template <class S>
 struct linear_options {
   using real = compute_type<S>;

@@ -32,7 +32,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of performer for elements of type S.
 template <class S>
 struct performer_options {
   using real = compute_type<S>;

@@ -27,7 +27,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of rfa for elements of type S.
 template <class S>
 struct rfa_options {
   using real = compute_type<S>;

@@ -35,7 +35,6 @@ struct encoder_block_weights {
   project_weights<S> residual{};
 };
 
-/// Options of encoder_block for elements of type S.
 template <class S>
 struct encoder_block_options {
   bool norm_first = true;

@@ -20,7 +20,6 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 using group_norm_weights = layer_norm_weights<S>;   // gamma and beta, 1 and 0 unless given
 
-/// Options of group_norm for elements of type S.
 template <class S>
 struct group_norm_options {
   idx_t heads = 1;

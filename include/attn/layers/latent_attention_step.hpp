@@ -24,7 +24,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of latent_attention_step for elements of type S.
 template <class S>
 struct latent_attention_step_options {
   using real = compute_type<S>;

@@ -23,7 +23,6 @@ struct layer_norm_weights {
   view_field<const S, 1> gamma{}, beta{};   // 1 and 0 unless given
 };
 
-/// Options of layer_norm for elements of type S.
 template <class S>
 struct layer_norm_options {
   /// Added to the variance.

@@ -50,7 +50,6 @@ struct multi_head_weights {
   view_field<const S, 1> q_norm{}, k_norm{};
 };
 
-/// Options of multi_head for elements of type S.
 template <class S>
 struct multi_head_options {
   idx_t heads = 1;

@@ -29,7 +29,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of multi_head_latent for elements of type S.
 template <class S>
 struct multi_head_latent_options {
   idx_t heads = 1;

@@ -24,7 +24,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of multi_head_latent_step for elements of type S.
 template <class S>
 struct multi_head_latent_step_options {
   idx_t heads = 1;

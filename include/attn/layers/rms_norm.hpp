@@ -20,7 +20,6 @@ struct rms_norm_weights {
   view_field<const S, 1> gamma{};   // 1 unless given
 };
 
-/// Options of rms_norm for elements of type S.
 template <class S>
 struct rms_norm_options {
   /// Added to the mean of the squares; > 0 where a token may be all zeros.

@@ -29,7 +29,6 @@ struct short_convolution_weights {
   view_field<const S, 1> bias{};   // 0 unless given
 };
 
-/// Options of short_convolution for elements of type S.
 template <class S>
 struct short_convolution_options {
   std::optional<attn::activation> activation{};   // none unless given

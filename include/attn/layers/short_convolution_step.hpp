@@ -19,7 +19,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Extents of a short_convolution_state.
 struct short_convolution_state_extents {
   idx_t batch = 1;
   idx_t channels = 0;

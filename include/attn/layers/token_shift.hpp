@@ -26,7 +26,6 @@ struct token_shift_weights {
   view_field<const S, 1> mix{};   // 1 unless given
 };
 
-/// Options of token_shift for elements of type S.
 template <class S>
 struct token_shift_options {
   list_view<idx_t> lengths{};                // true lengths, one per batch item; rows of padding are 0 in out

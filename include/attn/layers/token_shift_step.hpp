@@ -16,7 +16,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Extents of a token_shift_state.
 struct token_shift_state_extents {
   idx_t batch = 1;
   idx_t channels = 0;

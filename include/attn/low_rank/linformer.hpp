@@ -24,7 +24,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of linformer for elements of type S.
 template <class S>
 struct linformer_options {
   using real = compute_type<S>;

@@ -24,7 +24,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of long_short for elements of type S.
 template <class S>
 struct long_short_options {
   using real = compute_type<S>;

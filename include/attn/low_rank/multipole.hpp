@@ -39,7 +39,6 @@
 
 namespace attn { inline namespace ATTN_ISA {
 
-/// Options of multipole for elements of type S.
 template <class S>
 struct multipole_options {
   using real = compute_type<S>;

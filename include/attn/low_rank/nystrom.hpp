@@ -35,7 +35,6 @@ enum class pseudo_inverse {
   exact         // by singular values, in double
 };
 
-/// Options of nystrom for elements of type S.
 template <class S>
 struct nystrom_options {
   using real = compute_type<S>;
