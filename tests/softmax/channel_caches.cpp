@@ -256,7 +256,7 @@ TEST_CASE("Single keys of caches with scales for each channel", "[channel_caches
 }
 
 TEST_CASE("Pages change no bit of windows over a cache of int4", "[channel_caches]") {
-  check_window_pages<int4>({256, 512});
+  check_window_pages<int4>({32, 64, 256});
 }
 
 TEST_CASE("Items of a cache of int4 are sequences of their own", "[channel_caches]") {

@@ -1,5 +1,5 @@
 #pragma once
-// Pages change no bit of a window: those of codes if they have whole tiles (page_pool.hpp), others whatever their size.
+// Pages change no bit of a window, whatever their size.
 #include <attn/core/paged_cache.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
 

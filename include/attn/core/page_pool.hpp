@@ -13,8 +13,8 @@
 //          1.06.
 // Speed    Pages of a multiple of 64 tokens are as fast as contiguous memory. A step over smaller ones reads keys
 //          page by page: with pages of 1, 2, 4 and 16 tokens it takes 11, 5.5, 3.4 and 1.2 times as long. Pages of a
-//          multiple of 64 tokens in float or double, 128 in 16 bits or 256 in fewer also give the same results to
-//          the last bit.
+//          multiple of 64 tokens in float or double, 128 in 16 bits, 256 in eight-bit floats, or of any size in codes
+//          also give the same results to the last bit.
 #pragma once
 
 #include <attn/core/kv_cache.hpp>

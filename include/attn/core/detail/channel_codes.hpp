@@ -96,24 +96,29 @@ template <class C>
 struct channel_rows {
   using layout_type = channel_layout<C>;
 
-  const C *blocks = nullptr, *tail = nullptr;
+  const C* blocks = nullptr;
   idx_t block_stride = 0;
   layout_type layout{};
-  idx_t first = 0, rows = 0, cols = 0, step = 1;
+  idx_t first = 0, rows = 0, cols = 0, step = 1, tail = 0;  // the number of the block in which the tail begins
+  const block_pages* pages = nullptr;  // none: one after another
 
   channel_rows() = default;
   /// All rows of a matrix of blocks, the tail included.
   channel_rows(const matrix_view<const C>& x, const layout_type& l, idx_t columns)
-      : blocks(x.data), tail(x.data + (x.rows - layout_type::tail) * x.row_stride), block_stride(x.row_stride),
-        layout(l), rows((x.rows - layout_type::tail) * channel_block), cols(columns) {}
+      : blocks(x.data), block_stride(x.row_stride), layout(l), rows((x.rows - layout_type::tail) * channel_block),
+        cols(columns), tail(x.rows - layout_type::tail) {}
 
-  const C* block(idx_t i) const { return blocks + (first + i * step) / channel_block * block_stride; }
+  const C* block(idx_t i) const {
+    const idx_t n = (first + i * step) / channel_block;
+    return blocks + (pages ? pages->block(n, block_stride) : n * block_stride);
+  }
   idx_t in_block(idx_t i) const { return (first + i * step) % channel_block; }
   bool in_tail(idx_t i) const { return detail::in_tail(block(i), layout.cols); }
   /// Row i of those in the tail.
   const Eigen::bfloat16* tail_row(idx_t i) const {
     const idx_t t = in_block(i), n = t / layout_type::tail_rows;
-    return reinterpret_cast<const Eigen::bfloat16*>(tail + n * block_stride) +
+    const C* const page = blocks + (pages ? pages->page((first + i * step) / channel_block) : 0);
+    return reinterpret_cast<const Eigen::bfloat16*>(page + (tail + n) * block_stride) +
            (t - n * layout_type::tail_rows) * layout.cols;
   }
 

@@ -285,9 +285,8 @@ class kv_memory {
 /// cache_rows for rows in eight bits, the first `cols` columns of each. Values may be stored within the keys.
 template <>
 struct cache_rows<const std::int8_t> {
-  quantised_rows all;  // or those of a page
-  const idx_t* pages = nullptr;
-  idx_t page_rows = 0, page_stride = 0;
+  quantised_rows all;
+  block_pages pages{};
 
   cache_rows(const tensor_view<const std::int8_t>& x, idx_t b, idx_t h, idx_t cols, bool of_keys,
              const page_tables& given) {
@@ -296,40 +295,34 @@ struct cache_rows<const std::int8_t> {
     all = {blocks.data, blocks.row_stride, layout, 0, blocks.rows * quantised_block, cols};
     if (!given) return;
     const std::vector<idx_t>& table = given.tables[b];
-    pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
+    pages = {table.data(), given.page_rows / quantised_block, x.stride(0)};
+    all.rows = std::ssize(table) * given.page_rows;
   }
 
-  /// The contiguous rows from j on.
+  /// The rows from j on.
   quantised_rows from(idx_t j) const {
-    quantised_rows rest = all;
-    if (pages) rest.blocks += pages[j / page_rows] * page_stride, j %= page_rows;
-    rest.first = j, rest.rows -= j;
-    return rest;
+    return {all.blocks, all.block_stride, all.layout, j, all.rows - j, all.cols, 1, pages.table ? &pages : nullptr};
   }
 };
 
 /// The same for rows with scales for each channel of a block.
 template <channel_coded C>
 struct cache_rows<const C> {
-  matrix_view<const C> blocks;  // or those of page 0
-  channel_layout<C> layout;
-  idx_t cols = 0;
-  const idx_t* pages = nullptr;
-  idx_t page_rows = 0, page_stride = 0;
+  channel_rows<C> all;
+  block_pages pages{};
 
-  cache_rows(const tensor_view<const C>& x, idx_t b, idx_t h, idx_t columns, bool of_keys, const page_tables& given)
-      : blocks(head_of(x, given ? 0 : b, h)), layout(channel_layout<C>::of_bytes(blocks.cols, of_keys)), cols(columns) {
+  cache_rows(const tensor_view<const C>& x, idx_t b, idx_t h, idx_t cols, bool of_keys, const page_tables& given)
+      : all(head_of(x, given ? 0 : b, h), channel_layout<C>::of_bytes(x.extent(3), of_keys), cols) {
     if (!given) return;
     const std::vector<idx_t>& table = given.tables[b];
-    pages = table.data(), page_rows = given.page_rows, page_stride = x.stride(0);
+    pages = {table.data(), given.page_rows / channel_block, x.stride(0)};
+    all.rows = std::ssize(table) * given.page_rows;
   }
 
-  /// The contiguous rows from j on.
+  /// The rows from j on.
   channel_rows<C> from(idx_t j) const {
-    matrix_view<const C> some = blocks;
-    if (pages) some.data += pages[j / page_rows] * page_stride, j %= page_rows;
-    channel_rows<C> rest(some, layout, cols);
-    rest.first = j, rest.rows -= j;
+    channel_rows<C> rest = all;
+    rest.first = j, rest.rows -= j, rest.pages = pages.table ? &pages : nullptr;
     return rest;
   }
 };

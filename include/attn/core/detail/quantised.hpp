@@ -140,14 +140,29 @@ ATTN_INLINE packet<float> whole_to_float(const whole_lanes& x) {
   return bits_as<packet<float>>(__builtin_convertvector(x, typename lanes_of<float, width<float>>::type));
 }
 
+/// The location of blocks of rows in pages of so many blocks.
+struct block_pages {
+  const idx_t* table = nullptr;
+  idx_t blocks = 0, stride = 0;
+
+  idx_t page(idx_t n) const { return table[n / blocks] * stride; }
+  idx_t block(idx_t n, idx_t block_stride) const { return page(n) + n % blocks * block_stride; }
+  /// How many blocks from block n on are one after another.
+  idx_t run(idx_t n) const { return blocks - n % blocks; }
+};
+
 /// Consecutive rows of one head, or every step-th of them: the first `cols` columns.
 struct quantised_rows {
   const std::int8_t* blocks = nullptr;
   idx_t block_stride = 0;
   quantised_layout layout{};
   idx_t first = 0, rows = 0, cols = 0, step = 1;
+  const block_pages* pages = nullptr;  // none: one after another
 
-  const std::int8_t* block(idx_t i) const { return blocks + (first + i * step) / quantised_block * block_stride; }
+  const std::int8_t* block(idx_t i) const {
+    const idx_t n = (first + i * step) / quantised_block;
+    return blocks + (pages ? pages->block(n, block_stride) : n * block_stride);
+  }
   idx_t in_block(idx_t i) const { return (first + i * step) % quantised_block; }
   quantised_scale scale(idx_t i) const { return quantised_scale::of(block(i), in_block(i)); }
   const Eigen::bfloat16* reference(idx_t i) const {

@@ -9,28 +9,24 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// A tile of consecutive rows, none of them in the tail of the memory, and the whole blocks that contain it: row j of
-/// the tile is row shift + j of the blocks.
 template <class C>
-struct channel_tile {
-  static constexpr idx_t most_rows = stream_tile + channel_block;
-
-  const channel_rows<C>& of;
-  idx_t shift = of.in_block(0), blocks = (shift + of.rows + channel_block - 1) / channel_block;
-
-  explicit channel_tile(const channel_rows<C>& x) : of(x) {}
-  const C* block(idx_t n) const { return of.block(0) + n * of.block_stride; }
-  const Eigen::bfloat16* scales(idx_t n) const { return channel_scales(block(n)); }
-  const Eigen::bfloat16* offsets(idx_t n) const { return scales(n) + of.layout.cols; }
-  const C* words(idx_t n) const { return block(n) + 4 * of.layout.cols; }
+struct channel_tile : block_tile<C, channel_layout<C>> {
+  using block_tile<C, channel_layout<C>>::block_tile;
+  const Eigen::bfloat16* scales(idx_t n) const { return channel_scales(this->block[n]); }
+  const Eigen::bfloat16* offsets(idx_t n) const { return scales(n) + this->layout.cols; }
+  const C* words(idx_t n) const { return this->block[n] + 4 * this->layout.cols; }
 
   /// Row n is the offsets of block n.
   struct offset_rows {
     const channel_tile& tile;
-    idx_t rows = tile.blocks, cols = tile.of.cols;
+    idx_t rows = tile.blocks, cols = tile.cols;
     const Eigen::bfloat16* row(idx_t n) const { return tile.offsets(n); }
   };
 };
+template <class C>
+channel_tile<C> tile_of(const channel_rows<C>& x, idx_t count) {
+  return {x, count};
+}
 
 /// Code pair a of each word.
 template <class C>
@@ -107,56 +103,55 @@ ATTN_INLINE void scale_operands(const stream_row<T, C>& q, const Eigen::bfloat16
 
 /// q . k_j = (q scales) . code_j + q . offsets.
 template <int R, class T, class C>
-void stream_scores(const stream_row<T, C>& q, const channel_rows<C>& k, T* scores, stream_prefetcher values) {
+void stream_scores(const stream_row<T, C>& q, const channel_tile<C>& k, T* scores, stream_prefetcher values) {
   constexpr int w = width<float>, N = 2 * w <= channel_block ? 2 : 1;
-  const channel_tile<C> tile(k);
   T shifts[array_size<R * stream_tile>];
-  row_scores<T, R>(q.data, q.stride, T(1), typename channel_tile<C>::offset_rows{tile}, shifts, stream_prefetcher());
+  row_scores<T, R>(q.data, q.stride, T(1), typename channel_tile<C>::offset_rows{k}, shifts, stream_prefetcher());
   alignas(64) float of_blocks[array_size<R * channel_tile<C>::most_rows>];  // where the tile begins within a block
-  float* const all = tile.shift == 0 ? scores : of_blocks;
-  const idx_t stride = tile.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
-  for (idx_t b = 0; b < tile.blocks; ++b) {
-    values.fetch(tile.of.block_stride);
+  float* const all = k.shift == 0 ? scores : of_blocks;
+  const idx_t stride = k.shift == 0 ? stream_tile : channel_tile<C>::most_rows;
+  for (idx_t b = 0; b < k.blocks; ++b) {
+    values.fetch(k.block_stride);
     float factors[array_size<R>];
-    scale_operands<R>(q, tile.scales(b), k.cols, factors);
+    scale_operands<R>(q, k.scales(b), k.cols, factors);
     for (idx_t j = 0; j < channel_block; j += N * w)
-      channel_scores<R, N>(q, tile.words(b) + 4 * j, k.cols, factors, shifts + b, all + b * channel_block + j, stride);
+      channel_scores<R, N>(q, k.words(b) + 4 * j, k.cols, factors, shifts + b, all + b * channel_block + j, stride);
   }
-  if (tile.shift != 0)
-    for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + tile.shift, k.rows, scores + r * stream_tile);
+  if (k.shift != 0)
+    for (int r = 0; r < R; ++r) std::copy_n(of_blocks + r * stride + k.shift, k.rows, scores + r * stream_tile);
 }
 
 /// Weights are rounded to integers, as for rows in eight bits.
 template <class C>
-struct value_factors<channel_rows<C>> {
+struct value_factors<channel_tile<C>> {
   static constexpr bool in_codes = true;
-  explicit value_factors(const channel_rows<C>&) {}
+  template <class Rows>
+  explicit value_factors(const Rows&) {}
   const packet<float>& times(const packet<float>& weight, idx_t) const { return weight; }
 };
 
 /// sum_j weight_j v_j = sum over blocks of scales (sum_j weight_j code_j) + offsets sum_j weight_j.
 template <int R, class T, class C>
-void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const channel_rows<C>& v, T* out,
-                   idx_t out_stride, stream_prefetcher keys) {
+void stream_output(const T* weights, const weight_range<T>& range, const T* rescale, const channel_tile<C>& v,
+                   T* out, idx_t out_stride, stream_prefetcher keys) {
   using layout = channel_layout<C>;
   using tile_type = channel_tile<C>;
   constexpr int w = width<float>;
   constexpr idx_t block_pairs = channel_block / 2, word_pairs = layout::in_word / 2;
   static_assert(idx_t(code_most) * layout::most * channel_block < idx_t(1) << 31);
-  const tile_type tile(v);
-  const idx_t count = tile.blocks * channel_block;
+  const idx_t count = v.blocks * channel_block;
   alignas(64) code_pair pairs[array_size<R>][array_size<tile_type::most_rows / 2>];
   float factors[array_size<R>], sums[array_size<R>][array_size<tile_type::most_rows / channel_block>];
   for (int r = 0; r < R; ++r) {
     const T* of_blocks = weights + r * stream_tile;
     alignas(64) T shifted[tile_type::most_rows];  // where the tile begins or ends within a block
-    if (tile.shift != 0 || round_up(v.rows, w) != count) {
+    if (v.shift != 0 || round_up(v.rows, w) != count) {
       std::fill_n(shifted, count, T(0));
-      std::copy_n(of_blocks, v.rows, shifted + tile.shift);
+      std::copy_n(of_blocks, v.rows, shifted + v.shift);
       of_blocks = shifted;
     }
     factors[r] = round_to_codes(of_blocks, count, range.largest[r], code_most, pairs[r]);
-    for (idx_t b = 0; b < tile.blocks; ++b) {
+    for (idx_t b = 0; b < v.blocks; ++b) {
       packet<float> sum = zero<float>();
       for (idx_t j = 0; j < channel_block; j += w) sum = add(sum, load<float>(of_blocks + b * channel_block + j));
       sums[r][b] = sum_lanes(sum);
@@ -167,7 +162,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
     constexpr int N = vectors.value;
     whole_lanes whole[array_size<R>][array_size<N>];
     unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
-    const C* words = tile.words(b) + 4 * col;
+    const C* words = v.words(b) + 4 * col;
     const code_pair* weight = pairs[0] + b * block_pairs;
     for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
       code_words word[array_size<N>];
@@ -182,8 +177,8 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       });
     }
     unroll<N>([&](auto n) {
-      const packet<float> scale = load_as<float>(tile.scales(b) + col + n * w),
-                          offset = load_as<float>(tile.offsets(b) + col + n * w);
+      const packet<float> scale = load_as<float>(v.scales(b) + col + n * w),
+                          offset = load_as<float>(v.offsets(b) + col + n * w);
       unroll<R>([&](auto r) {
         const packet<float> earlier = load<float>(out + r * out_stride + col + n * w),
                             before = b == 0 ? mul(earlier, broadcast<float>(rescale[r])) : earlier,
@@ -192,7 +187,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       });
     });
   };
-  for (idx_t b = 0; b < tile.blocks; ++b) {
+  for (idx_t b = 0; b < v.blocks; ++b) {
     keys.fetch(v.block_stride);
     by_columns<R, w, (registers < 32 || R > 4 ? 2 : R > 1 ? 4 : 8)>(
         v.cols, out, out_stride, [&](idx_t col, T* to, idx_t to_stride, auto vectors) {

@@ -112,7 +112,8 @@ struct few_queries_driver {
   [[gnu::noinline]] idx_t common_end(const work& w, idx_t number) const {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
-    const idx_t step = in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys;
+    // Tiles of codes may be in several pages.
+    const idx_t step = in_codes ? stream_tile_of<C> : in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys;
     return (std::min)({common, one, other}) / step * step;
   }
 

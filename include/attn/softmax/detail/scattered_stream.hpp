@@ -149,8 +149,8 @@ void stream_scores(const stream_row<T, C>& q, const scattered_rows<C>& k, T* sco
 
 /// Weights are rounded to integers, those of rows in eight bits times the rows' scales.
 template <channel_coded C>
-struct value_factors<scattered_rows<C>> : value_factors<channel_rows<C>> {
-  explicit value_factors(const scattered_rows<C>&) : value_factors<channel_rows<C>>(channel_rows<C>()) {}
+struct value_factors<scattered_rows<C>> : value_factors<channel_tile<C>> {
+  using value_factors<channel_tile<C>>::value_factors;
 };
 template <>
 struct value_factors<scattered_rows<std::int8_t>> {

@@ -26,8 +26,14 @@ class stream_prefetcher {
   stream_prefetcher(const Rows& x, idx_t begin, idx_t end) {
     if (begin >= end || x.step != 1) return;
     constexpr idx_t of_block = row_format<std::remove_cvref_t<decltype(*x.block(0))>>::rows;
-    set(x.block(begin), x.block_stride, x.layout.bytes(),
-        (x.first + end - 1) / of_block - (x.first + begin) / of_block + 1);
+    const idx_t first = (x.first + begin) / of_block, blocks = (x.first + end - 1) / of_block - first + 1;
+    set(x.block(begin), x.block_stride, x.layout.bytes(), blocks);
+    if (!x.pages) return;
+    // Pages take the place of rows, the last one to its end.
+    const idx_t run = x.pages->run(first);
+    begin_ = reinterpret_cast<const char*>(x.blocks), pages_ = x.pages->table + (first + run) / x.pages->blocks;
+    end_ = at_ + (std::min)(run, blocks) * x.block_stride, gap_ = x.pages->stride;
+    bytes_ = x.pages->blocks * x.block_stride, rows_ = 1 + ceil_div(std::max<idx_t>(0, blocks - run), x.pages->blocks);
   }
 
   /// The next `bytes` of them, or `nothing` where none are left. The caller prefetches them between its products: where
@@ -35,7 +41,10 @@ class stream_prefetcher {
   ATTN_INLINE const char* next(idx_t bytes, const void* nothing) {
     if (rows_ <= 0) return static_cast<const char*>(nothing);
     const char* const lines = at_;
-    if ((at_ += bytes) >= end_) at_ = end_ + gap_, end_ = at_ + bytes_, --rows_;
+    if ((at_ += bytes) >= end_ && --rows_ > 0) {
+      at_ = pages_ ? begin_ + *pages_++ * gap_ : end_ + gap_;
+      end_ = at_ + bytes_;
+    }
     return lines;
   }
   /// Prefetches what is left of them.
@@ -53,7 +62,8 @@ class stream_prefetcher {
     at_ = static_cast<const char*>(row), end_ = at_ + bytes, gap_ = stride - bytes, bytes_ = bytes, rows_ = rows;
   }
 
-  const char *at_ = nullptr, *end_ = nullptr;
+  const char *at_ = nullptr, *end_ = nullptr, *begin_ = nullptr;
+  const idx_t* pages_ = nullptr;  // the next ones, gap_ apart
   idx_t gap_ = 0, bytes_ = 0, rows_ = 0;
 };
 

@@ -50,7 +50,7 @@ struct listed_codes {
   }
   const C* block(idx_t n) const { return of->from(list[n]).block(0); }
   idx_t in_block(idx_t n) const { return of->from(list[n]).in_block(0); }
-  /// Whether row n follows the one before. Runs end where contiguous memory and large pages have a tile.
+  /// Whether row n follows the one before. Runs end where a tile of all rows does.
   bool follows(idx_t n) const { return list[n] == list[n - 1] + 1 && list[n] % stream_tile != 0; }
   /// Whether the first `count` rows are a run.
   bool adjacent(idx_t count) const {

@@ -176,7 +176,7 @@ template <class T, class Rows, class F>
   requires requires(const Rows& x) { x.step; }
 void with_whole_packets(const Rows& x, idx_t count, T* buffer, bool keys, F&& f) {
   const bool in_place = x.layout.of_keys == keys && in_whole_packets<T>(x.cols) && !in_tail(x);
-  if (in_place && x.step == 1) return f(every(x, 1, count));
+  if (in_place && x.step == 1) return f(tile_of(x, count));
   with_scattered_rows(x, x.layout, in_place, count, buffer, f);
 }
 template <class T, class C, class F>
