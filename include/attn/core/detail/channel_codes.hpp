@@ -186,7 +186,7 @@ struct channel_rows {
     using half_words = typename lanes_of<std::uint16_t, 2 * N>::type;
     using bytes = typename lanes_of<std::uint8_t, N * layout_type::in_word>::type;
     typename lanes_of<std::uint32_t, N>::type x{};
-    unroll<N>([&](auto n) { x[n.value] = load_words<1>(word_at(n))[0]; });
+    unroll_constants<N>([&](auto n) { x[n.value] = load_words<1>(word_at(n))[0]; });
     x = (x & 0xff0000ffu) | (x >> 8 & 0xff00u) | (x & 0xff00u) << 8;
     if constexpr (layout_type::bits == 8) {
       return bits_as<bytes>(x);

@@ -58,7 +58,7 @@ inline constexpr T rounder = T(3) * T(std::uint64_t(1) << (float_bits<T>::mantis
 template <class T, std::size_t N>
 ATTN_INLINE packet<T> polynomial(const packet<T>& x, const T (&c)[N]) {
   packet<T> y = broadcast<T>(c[N - 1]);
-  unroll<static_cast<int>(N) - 1>([&](auto i) { y = fma(y, x, broadcast<T>(c[N - 2 - i.value])); });
+  unroll<static_cast<int>(N) - 1>([&](int i) { y = fma(y, x, broadcast<T>(c[N - 2 - static_cast<std::size_t>(i)])); });
   return y;
 }
 

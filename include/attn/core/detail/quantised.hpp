@@ -110,7 +110,7 @@ ATTN_INLINE code_pairs load_code_groups(F&& p) {
   } else {
     constexpr int count = 2 * width<float> / code_group;
     typename lanes_of<std::uint64_t, count>::type groups{};
-    unroll<count>([&](auto n) {
+    unroll_constants<count>([&](auto n) {
       std::uint64_t group;
       std::memcpy(&group, p(n), sizeof group);
       groups[n.value] = group;

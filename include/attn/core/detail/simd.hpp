@@ -287,10 +287,17 @@ ATTN_INLINE packet<T> bits_to_exponent(const packet<T>& x) {
   }
 }
 
-/// f(std::integral_constant<int, 0>), ..., f(std::integral_constant<int, N - 1>): a loop that is always unrolled, so
-/// that arrays indexed by it can be kept in registers.
+/// f(0), ..., f(N - 1): a loop that is always unrolled, so that arrays indexed by it can be kept in registers. All of f
+/// is inlined.
 template <int N, class F>
-ATTN_INLINE void unroll(F&& f) {
+[[gnu::flatten]] ATTN_INLINE void unroll(F&& f) {
+  [&]<int... At>(std::integer_sequence<int, At...>) __attribute__((always_inline)) {
+    (f(At), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+/// The same with std::integral_constant<int, n>, where the program needs constants: f is compiled for each.
+template <int N, class F>
+ATTN_INLINE void unroll_constants(F&& f) {
   [&]<int... At>(std::integer_sequence<int, At...>) __attribute__((always_inline)) {
     (f(std::integral_constant<int, At>{}), ...);
   }(std::make_integer_sequence<int, N>{});
@@ -327,8 +334,8 @@ ATTN_INLINE void transpose(packet<T> (&rows)[width<T>]) {
     constexpr int w = width<T>;
     constexpr auto upper = [](int i) { return i & Block ? w + i - Block : i; };
     constexpr auto lower = [](int i) { return i & Block ? w + i : i + Block; };
-    unroll<w / 2>([&](auto n) {
-      constexpr int i = n.value / Block * 2 * Block + n.value % Block;
+    unroll<w / 2>([&](int n) {
+      const int i = n / Block * 2 * Block + n % Block;
       const packet<T> a = rows[i], b = rows[i + Block];
       rows[i] = shuffle<T>(a, b, upper);
       rows[i + Block] = shuffle<T>(a, b, lower);

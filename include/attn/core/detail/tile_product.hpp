@@ -27,7 +27,7 @@ inline constexpr idx_t widest_tile = tile_packets<P> * width<P>;
 /// The rows of the panel lie Stride numbers apart. The third and fourth vector are those of the panel that begins
 /// `next` numbers later.
 template <class T, int M, int N, int Stride = panel_width<T>, class A, class Done>
-ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[maybe_unused]] idx_t next = 0) {
+[[gnu::flatten]] ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[maybe_unused]] idx_t next = 0) {
   const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, idx_t begin,
                                          const auto& first, const auto& take) {
     // In one lambda for all of the tile: a lambda for each element would take several times as long to compile.
@@ -43,7 +43,7 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
           ((acc[At] = multiply_add<T>(broadcast<T>(left.at(At / Count, k)), b[At % Count], acc[At])), ...);
         }
       }
-      (take(std::integral_constant<int, At / Count>{}, std::integral_constant<int, At % Count>{}, acc[At]), ...);
+      (take(At / Count, At % Count, acc[At]), ...);
     }(std::make_integer_sequence<int, M * Count>{}, std::make_integer_sequence<int, Count>{});
   };
   const auto nothing = [](int, int) __attribute__((always_inline)) { return zero<sum_type<T>>(); };
@@ -65,14 +65,14 @@ ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[m
       if constexpr (N > 2)
         by_vectors(std::integral_constant<int, 2>{}, panel + next, whole,
                    [&](int m, int n) __attribute__((always_inline)) { return sum(m, n + 2); },
-                   [&](auto m, auto n, const auto& x) { done(m, std::integral_constant<int, n + 2>{}, x); });
+                   [&](auto m, auto n, const auto& x) { done(m, n + 2, x); });
       return;
     }
 #endif
   by_vectors(std::integral_constant<int, (std::min)(N, 2)>{}, panel, 0, nothing, done);
   if constexpr (N > 2)
     by_vectors(std::integral_constant<int, 2>{}, panel + next, 0, nothing,
-               [&](auto m, auto n, const auto& x) { done(m, std::integral_constant<int, n + 2>{}, x); });
+               [&](auto m, auto n, const auto& x) { done(m, n + 2, x); });
 }
 
 /// tile_product of columns [first, end), `first` being that of a panel: done(m, col, sum) takes each vector of them.

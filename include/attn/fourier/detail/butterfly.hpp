@@ -106,14 +106,14 @@ ATTN_INLINE void butterfly(complex_packet<T> (&x)[Rows]) {
     a[q] = add(x[q + 1], x[R - 1 - q]), b[q] = sub(x[q + 1], x[R - 1 - q]);
     x[0] = add(x[0], a[q]);
   });
-  unroll<half>([&](auto k) {
+  unroll_constants<half>([&](auto k) {
     complex_packet<T> even = first, odd;
-    unroll<half>([&](auto q) {
-      constexpr int turn = (k.value + 1) * (q.value + 1) % R, place = (turn > half ? R - turn : turn) - 1;
+    unroll_constants<half>([&](auto q) {
+      constexpr int turn = (k + 1) * (q + 1) % R, place = (turn > half ? R - turn : turn) - 1;
       const packet<T> c = broadcast<T>(T(odd_roots<R>::cosine[place]));
       const packet<T> s = broadcast<T>(T(turn > half ? -odd_roots<R>::sine[place] : odd_roots<R>::sine[place]));
       even = {fma(a[q].re, c, even.re), fma(a[q].im, c, even.im)};
-      if constexpr (q.value == 0)
+      if constexpr (q == 0)
         odd = {mul(b[q].re, s), mul(b[q].im, s)};
       else
         odd = {fma(b[q].re, s, odd.re), fma(b[q].im, s, odd.im)};

@@ -97,7 +97,7 @@ struct channel_transform {
       minus[i] = blocks + sequence.place(mirrored_token(i)) * wide;
     }
     for (idx_t b = 0; b * wide <= dim() / 2; ++b)
-      unroll<8>([&](auto choice) {
+      unroll_constants<8>([&](auto choice) {
         constexpr int part = choice / 4, half = choice / 2 % 2;
         constexpr bool mirrored = choice % 2;
         const idx_t offset = b * sequence.rows() * wide;

@@ -65,7 +65,7 @@ struct score_gradients {
   idx_t count_of(idx_t r, idx_t block) const { return (std::min)(score_block, rows[r].count - block); }
   template <class F>
   ATTN_INLINE static void each_pair(F&& f) {
-    unroll<Rows>([&](auto r) { unroll<Columns>([&](auto c) { f(r, c); }); });
+    unroll_constants<Rows>([&](auto r) { unroll_constants<Columns>([&](auto c) { f(r, c); }); });
   }
 
   /// Scores of the rows of a block and the tokens before it.

@@ -220,7 +220,7 @@ void add_block(const pooling_memory<T>& m) {
 /// f(number of rows), known when it is compiled.
 template <class F>
 void with_rows(int count, F&& f) {
-  unroll<pooling_tile>([&](auto r) {
+  unroll_constants<pooling_tile>([&](auto r) {
     if (count == r + 1) f(std::integral_constant<int, r + 1>{});
   });
 }

@@ -167,7 +167,7 @@ struct column_blocks {
       std::copy_n(first, count, numbers[0]);
       if (second) std::copy_n(second, count, numbers[1]);
       unroll<whole / width<T>>([&](auto n) {
-        constexpr int at = n * width<T>;
+        const int at = n * width<T>;
         store<P>(pairs + at, pair_lanes(to_bf16(load<T>(numbers[0] + at)), to_bf16(load<T>(numbers[1] + at))));
       });
       std::copy_n(pairs, count, to);

@@ -194,7 +194,7 @@ struct probe_rows {
       const bool first = row == 0 || block[row - 1] < block[row],
                  done = row + 1 == r + count || block[row + 1] > block[row];
       unroll<2>([&](auto n) {
-        constexpr idx_t lane = n.value * width<T>;
+        const idx_t lane = n * width<T>;
         if (first)
           most[n] = broadcast<T>(-std::numeric_limits<T>::infinity()), mean[n] = zero<T>();
         else if (row == r)

@@ -63,7 +63,7 @@ void hash_panel(const T* rotation, idx_t half, idx_t dim, const T* panel, idx_t 
   for (idx_t c = 0; c < half; c += tile_rows)
     with_tile_height(half - c, [&](auto M) {
       tile_product<T, M.value, 2>(packed_rows<T>{rotation + c * dim}, panel, dim, [&](auto m, auto n, const auto& x) {
-        const packet<T> column = broadcast<T>(static_cast<T>(c + m.value));
+        const packet<T> column = broadcast<T>(static_cast<T>(c + m));
         high_at[n] = if_less(high[n], x, column, high_at[n]);
         low_at[n] = if_less(x, low[n], column, low_at[n]);
         high[n] = (max)(high[n], x);

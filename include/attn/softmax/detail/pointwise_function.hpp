@@ -47,8 +47,8 @@ ATTN_INLINE packet<T> one_plus_exp2(const packet<T>& z) {
   const packet<T> shifted = add(clamped, broadcast<T>(rounder<T>));
   const packet<T> fraction = sub(clamped, sub(shifted, broadcast<T>(rounder<T>)));
   packet<T> y = broadcast<T>(power[power.size() - 1]);
-  unroll<static_cast<int>(power.size()) - 1>(
-      [&](auto i) { y = fma(y, fraction, broadcast<T>(power[power.size() - 2 - i.value])); });
+  unroll_constants<static_cast<int>(power.size()) - 1>(
+      [&](auto i) { y = fma(y, fraction, broadcast<T>(power[power.size() - 2 - i])); });
   return fma(y, bits_to_exponent<T>(shifted), broadcast<T>(T(1)));
 }
 

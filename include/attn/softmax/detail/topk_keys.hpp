@@ -119,7 +119,7 @@ struct sixteen_scores {
   float kth_largest(idx_t k) const {
     const __m512 x = _mm512_mask_mov_ps(_mm512_set1_ps(-std::numeric_limits<float>::infinity()), real, numbers);
     __m512i larger = _mm512_setzero_si512();
-    unroll<15>([&](auto n) {
+    unroll_constants<15>([&](auto n) {
       const __m512i bits = _mm512_castps_si512(x);
       const __m512 other = _mm512_castsi512_ps(_mm512_alignr_epi32(bits, bits, n + 1));
       larger = _mm512_mask_sub_epi32(larger, _mm512_cmp_ps_mask(other, x, _CMP_GT_OQ), larger, _mm512_set1_epi32(-1));
