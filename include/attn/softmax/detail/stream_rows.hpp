@@ -323,6 +323,9 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
       });
     });
   };
+  // One copy for the two places that need it.
+  const auto one_packet = [&](idx_t begin, idx_t end, idx_t at, idx_t col, T* to, idx_t to_stride)
+      __attribute__((noinline)) { columns(begin, end, at, col, to, to_stride, std::integral_constant<int, 1>{}); };
   const idx_t at_once = in_parts && v.cols > most * width<T> ? some_rows : std::max<idx_t>(1, v.rows);
   for (idx_t first = 0, last; first < whole; first = last) {
     last = in_parts ? (std::min)(whole, first + most_cols) : whole;
@@ -333,11 +336,11 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
         columns(begin, end, at - first, at, out + at, out_stride, vectors);
       };
       if (last == whole && whole < v.cols)
-        columns(begin, end, most_cols, v.cols - width<T>, of_last, width<T>, std::integral_constant<int, 1>{});
+        one_packet(begin, end, most_cols, v.cols - width<T>, of_last, width<T>);
       for (; col + most * width<T> <= last; col += most * width<T>) from(col, std::integral_constant<int, most>{});
       if constexpr (most > 4)
         for (; col + 4 * width<T> <= last; col += 4 * width<T>) from(col, std::integral_constant<int, 4>{});
-      for (; col < last; col += width<T>) from(col, std::integral_constant<int, 1>{});
+      for (; col < last; col += width<T>) one_packet(begin, end, col - first, col, out + col, out_stride);
     }
   }
   for (int r = 0; r < R && whole < v.cols; ++r)
