@@ -72,11 +72,9 @@ void of_sums(const kernel_sums<T>& sums, const T* columns, idx_t lanes, T* to, r
     for (idx_t r = 0; r < sums.features; r += tile_rows) {
       prefetch.next(rows_per_sums_tile * ceil_div(lanes, panel_width<T>));
       const sums_operand<P> left{values + operands<P>(r * panel_width<T>), operands<P>(sums.rows() * panel_width<T>)};
-      with_tile_height(std::min<idx_t>(tile_rows, sums.features - r), [&](auto M) {
-        panel_products<P, M.value, kernel_chunk, true>(
-            left, right, panel_width<P>, 0, round_up(lanes, panel_width<P>), operands<P>(sums.dim_v),
-            [&](auto m, idx_t t, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t, x); });
-      });
+      products_of_rows<P, kernel_chunk, true>(
+          sums.features - r, left, right, panel_width<P>, 0, round_up(lanes, panel_width<P>), operands<P>(sums.dim_v),
+          [&](auto m, idx_t t, const auto& x) { store<T>(to + (r + m) * kernel_chunk + t, x); });
     }
   };
   multiply_as(pairs, static_cast<const T*>(sums.values), columns, convert, multiply);
@@ -93,15 +91,12 @@ void rows_of_sums(const kernel_sums<T>& sums, const T* features, idx_t count, bo
   const auto multiply = [&]<class P>(const P* left, const P* values) {
     for (idx_t t = 0; t < count; t += tile_rows) {
       prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
-      with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
-        panel_products<P, M.value, panel_width<P>, true>(
-            left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
-            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
-            [&](auto m, idx_t col, const auto& x) {
-              T* const at = to + (t + m) * stride + col;
-              store<T>(at, added ? add(load<T>(at), x) : x);
-            });
-      });
+      products_of_rows<P, panel_width<P>, true>(
+          count - t, left_operand<P, 1, kernel_chunk>{left + t}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+          round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features), [&](auto m, idx_t col, const auto& x) {
+            T* const at = to + (t + m) * stride + col;
+            store<T>(at, added ? add(load<T>(at), x) : x);
+          });
     }
   };
   multiply_as(pairs, features, static_cast<const T*>(sums.values), convert, multiply);

@@ -64,12 +64,10 @@ void rows_times_sums(const T* rows, idx_t stride, idx_t count, const kernel_sums
     const idx_t row = stride / numbers_of<P>;
     for (idx_t t = 0; t < count; t += tile_rows) {
       prefetch.next(rows_per_sums_tile * ceil_div(sums.dim_v, panel_width<T>));
-      with_tile_height(std::min<idx_t>(tile_rows, count - t), [&](auto M) {
-        panel_products<P, M.value, panel_width<P>, true>(
-            strided_rows<P>{left + t * row, row}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
-            round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
-            [&](auto m, idx_t col, const auto& x) { done(t + m, col, x); });
-      });
+      products_of_rows<P, panel_width<P>, true>(
+          count - t, strided_rows<P>{left + t * row, row}, values, operands<P>(sums.rows()) * panel_width<P>, 0,
+          round_up(sums.dim_v, panel_width<P>), operands<P>(sums.features),
+          [&](auto m, idx_t col, const auto& x) { done(t + m, col, x); });
     }
   };
   multiply_as(pairs, rows, static_cast<const T*>(sums.values), convert, multiply);

@@ -54,12 +54,10 @@ struct projected_features : feature_map<T> {
     const idx_t matrix = item_head % call.heads / (call.heads / matrices);
     const auto multiply = [&]<class P>(const P* left, idx_t left_depth, const P* right, const auto& finish) {
       for (idx_t r = 0; r < rows; r += tile_rows)
-        with_tile_height(std::min<idx_t>(tile_rows, rows - r), [&](auto M) {
-          panel_products<P, M.value, kernel_chunk, true>(
-              packed_rows<P>{left + r * left_depth}, right, panel_width<P>, 0, round_up(lanes, panel_width<T>),
-              operands<P>(dim),
-              [&](auto m, idx_t t, const auto& x) { store<T>(phi + (r + m) * kernel_chunk + t, finish(x)); });
-        });
+        products_of_rows<P, kernel_chunk, true>(
+            rows - r, packed_rows<P>{left + r * left_depth}, right, panel_width<P>, 0,
+            round_up(lanes, panel_width<T>), operands<P>(dim),
+            [&](auto m, idx_t t, const auto& x) { store<T>(phi + (r + m) * kernel_chunk + t, finish(x)); });
     };
     if constexpr (has_pairs<T>)
       if (pairs) {

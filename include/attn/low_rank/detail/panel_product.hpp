@@ -51,10 +51,9 @@ template <class P, class Left, class Done>
 void panel_product(Left&& left, idx_t rows, const P* b, idx_t capacity, idx_t cols, idx_t depth, Done&& done) {
   for (idx_t col = 0; col < cols; col += widest_tile<P>)
     for (idx_t row = 0; row < rows; row += tile_rows)
-      with_tile_height(std::min<idx_t>(tile_rows, rows - row), [&](auto M) {
-        panel_products<P, M.value>(left(row), b, capacity * panel_width<P>, col, (std::min)(col + widest_tile<P>, cols),
-                                   depth, [&](auto m, idx_t n, const auto& sum) { done(row + m, n, sum); });
-      });
+      products_of_rows<P>(rows - row, left(row), b, capacity * panel_width<P>, col,
+                          (std::min)(col + widest_tile<P>, cols), depth,
+                          [&](auto m, idx_t n, const auto& sum) { done(row + m, n, sum); });
 }
 
 /// Row r of `to` = factor (x y) for rows r of x; panels of its columns lie `panel` numbers apart.

@@ -29,21 +29,20 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
-/// Step 5 for `keys` <= M keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels; of pairs
-/// of rows depth counts those.
-template <class P, int M>
+/// Step 5 for `keys` <= tile_rows keys: sums[m] += sum over rows r < depth of weights[r][m] times row r of the panels;
+/// of pairs of rows depth counts those.
+template <class P>
 void transposed_output(const P* weights, const P* panels, idx_t depth, idx_t keys, idx_t cols, sum_type<P>* sums,
                        idx_t stride) {
   using T = sum_type<P>;
   const left_operand<P, 1, score_stride> left{weights};
-  panel_products<P, M>(left, panels, operands<P>(max_rows) * panel_width<T>, 0, cols, depth,
-                       [&](auto m, idx_t col, const auto& x) {
-                         // Whole vectors of keys are whole steps of tiles, except where a vector is shorter than a
-                         // step.
-                         if (width<T> % tile_step != 0 && m >= keys) return;
-                         T* const to = sums + m * stride + col;
-                         store<T>(to, add(load<T>(to), x));
-                       });
+  products_of_rows<P>(keys, left, panels, operands<P>(max_rows) * panel_width<T>, 0, cols, depth,
+                      [&](auto m, idx_t col, const auto& x) {
+                        // Whole vectors of keys are whole steps of tiles, except where a vector is shorter than a step.
+                        if (width<T> % tile_step != 0 && m >= keys) return;
+                        T* const to = sums + m * stride + col;
+                        store<T>(to, add(load<T>(to), x));
+                      });
 }
 
 /// Step 5 where a query or gradient is not finite: weight by weight, skipping those that are 0. Same sums, to the last
@@ -188,8 +187,7 @@ template <class P, class Score, class Terms>
     if (!is_kept || low >= high) return;
     const P* const seen = by_slots + (low - t.first) / step;
     if (k.keys.all_finite(low, high)) [[likely]]
-      with_tile_height(t.rows,
-                       [&](auto M) { add_output<P, M.value>(seen, ones, k.keys, low, high, to, dq_stride); });
+      add_output(seen, ones, k.keys, low, high, t.rows, to, dq_stride);
     else
       careful_output(seen, ones, k.keys, low, high, t.rows, to, dq_stride);
   });
@@ -263,9 +261,7 @@ void backward_block(const backward_rows<P>& rows, idx_t count, const key_range* 
         T* const sum = errors ? s.part : all + j * stride;
         if (errors) std::fill_n(sum, tile_rows * stride, T(0));
         if (*rows.finite) [[likely]]
-          with_tile_height(keys, [&](auto M) {
-            transposed_output<P, M.value>(weights, panels, depth, keys, size, sum, stride);
-          });
+          transposed_output(weights, panels, depth, keys, size, sum, stride);
         else
           transposed_output_checked(weights, panels, depth, keys, size, sum, stride);
         if (errors) move_compensated(sum, keys * stride, T(1), all + j * stride, errors + j * stride);

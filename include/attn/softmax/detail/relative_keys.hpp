@@ -207,9 +207,7 @@ struct relative_keys : distance_tables<T, packed_distances<T>> {
       alignas(64) T ones[round_up(tile_rows, width<T>)];
       std::fill_n(ones, std::size(ones), T(1));
       if (of.keys.all_finite(low, high + 1))
-        with_tile_height(t.rows, [&](auto M) {
-          add_output<T, M.value>(by_distance, ones, of.keys, low, high + 1, d_queries, to.stride);
-        });
+        add_output(by_distance, ones, of.keys, low, high + 1, t.rows, d_queries, to.stride);
       else
         careful_output(by_distance, ones, of.keys, low, high + 1, t.rows, d_queries, to.stride);
     }
@@ -250,13 +248,11 @@ struct relative_keys : distance_tables<T, packed_distances<T>> {
                              T* sums,
                              idx_t stride) {
     if (finite) {
-      with_tile_height(slot_count, [&](auto M) {
-        panel_products<T, M.value>(left_operand<T, 1, score_stride>{d}, queries, max_rows * panel_width<T>, 0, dim,
-                                   depth, [&](auto m, idx_t col, const auto& x) {
-                                     T* const to = sums + m * stride + col;
-                                     store<T>(to, add(load<T>(to), x));
-                                   });
-      });
+      products_of_rows<T>(slot_count, left_operand<T, 1, score_stride>{d}, queries, max_rows * panel_width<T>, 0, dim,
+                          depth, [&](auto m, idx_t col, const auto& x) {
+                            T* const to = sums + m * stride + col;
+                            store<T>(to, add(load<T>(to), x));
+                          });
       return;
     }
     for (idx_t n = 0; n < slot_count; ++n)

@@ -29,17 +29,18 @@ struct tile {
 template <class P>
 using weight_rows = left_operand<P, operands<P>(score_stride), 1>;
 
-/// Step 4: out[m] = out[m] * rescale[m] + weights of M rows times the values of slots [low, high); of pairs both are
+/// Step 4: out[m] = out[m] * rescale[m] + weights of row m times the values of slots [low, high); of pairs both are
 /// even. From column first_col on.
-template <class P, int M>
+template <class P>
 void add_output(const P* weights, const sum_type<P>* rescale, const packed_keys<P>& keys, idx_t low, idx_t high,
-                 sum_type<P>* out, idx_t out_stride, idx_t first_col = 0) {
+                idx_t rows, sum_type<P>* out, idx_t out_stride, idx_t first_col = 0) {
   using T = sum_type<P>;
-  panel_products<P, M>(weight_rows<P>{weights}, keys.value_panel(0, low), operands<P>(keys.capacity) * panel_width<T>,
-                       first_col, keys.dim_v, operands<P>(high - low), [&](auto m, idx_t col, const auto& x) {
-                         T* const o = out + m * out_stride + col;
-                         store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
-                       });
+  products_of_rows<P>(rows, weight_rows<P>{weights}, keys.value_panel(0, low),
+                      operands<P>(keys.capacity) * panel_width<T>, first_col, keys.dim_v, operands<P>(high - low),
+                      [&](auto m, idx_t col, const auto& x) {
+                        T* const o = out + m * out_stride + col;
+                        store<T>(o, fma(load<T>(o), broadcast<T>(rescale[m]), x));
+                      });
 }
 
 /// Slots with weight 0 in a row are skipped for that row.
@@ -132,9 +133,7 @@ class tile_output {
         return;
       }
     if (finite) [[likely]]
-      with_tile_height(rows, [&](auto M) {
-        add_output<P, M.value>(weights, rescale, keys, low, high, out, state.stride, col);
-      });
+      add_output<P>(weights, rescale, keys, low, high, rows, out, state.stride, col);
     else
       careful_output(weights, rescale, keys, low, high, rows, out, state.stride);
     rows = 0;
