@@ -103,28 +103,24 @@ struct full_softmax_driver {
   }
 };
 
-/// A call whose terms have their memory.
 template <class S, class Score, class C>
-void attend_with_terms(const softmax_call<S, Score, C>& call) {
+void run_full_softmax(const softmax_call<S, Score, C>& call) {
   using Elements = std::conditional_t<std::same_as<C, Eigen::bfloat16>, C, S>;  // that are multiplied
   using standard = product_type<Elements>;
   using fast = fast_product_type<Elements>;
+  if (call.terms.need_memory()) {
+    using few = few_queries_driver<S, Score, C, product_type<S>>;
+    softmax_call<S, Score, C> prepared = call;
+    std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
+    for (idx_t b = 0; b < call.shape.batch; ++b)
+      if (!few::takes(call, b) || !few::in_place(call, b)) range = {call.furthest()};
+    const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
+    prepared.prepare_terms(*terms);
+    return run_full_softmax(prepared);
+  }
   if constexpr (!std::same_as<fast, standard>)
     if (uses_fast_products<Elements>(call.exec)) return full_softmax_driver<S, Score, C, fast>{call}.run();
   full_softmax_driver<S, Score, C, standard>{call}.run();
-}
-
-template <class S, class Score, class C>
-void run_full_softmax(const softmax_call<S, Score, C>& given) {
-  using few = few_queries_driver<S, Score, C, product_type<S>>;
-  if (!given.terms.need_memory()) return attend_with_terms(given);
-  softmax_call<S, Score, C> call = given;
-  std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
-  for (idx_t b = 0; b < call.shape.batch; ++b)
-    if (!few::takes(call, b) || !few::in_place(call, b)) range = {call.furthest()};
-  const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
-  call.prepare_terms(*terms);
-  attend_with_terms(call);
 }
 
 }}}  // namespace attn::ATTN_ISA::detail

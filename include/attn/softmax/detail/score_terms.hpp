@@ -95,6 +95,7 @@ struct score_terms {
   slot_counts<T> counts{};
   tile_skip<T> skip{};
 
+  bool prepared = false;  // whether those that need memory of the call have it
   idx_t batch = 0, head = 0, query_shift = 0;  // query i is at position i + query_shift
 
   static constexpr bool pointwise = makes_weights<Score>;
@@ -106,7 +107,7 @@ struct score_terms {
   bool any() const { return any_but_mask() || mask; }
 
   /// Whether there is a term that the memory of a call is laid out for.
-  bool need_memory() const { return decay.log_decay || by_distance.table || by_position.table; }
+  bool need_memory() const { return !prepared && (decay.log_decay || by_distance.table || by_position.table); }
 
   /// The factor of queries as they are packed. Scores enter the softmax in base 2; where a term needs them in base e,
   /// the change of base follows the terms.

@@ -135,6 +135,7 @@ struct softmax_call : softmax_inputs<S, C> {
   /// Fills them; item b has keys_of(b) keys.
   template <class Keys>
   void prepare_terms(const term_memory& memory, const Keys& keys_of) {
+    terms.prepared = true;
     if (memory.decay) {
       const idx_t heads = memory.decay.log_decay.extent(1);
       terms.decay = memory.decay;
