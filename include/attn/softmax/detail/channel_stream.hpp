@@ -42,22 +42,6 @@ inline float largest_scale(const Eigen::bfloat16* scales, idx_t cols) {
     largest = (max)(largest, abs(load_as<float>(scales + std::min<idx_t>(next, cols - width<float>))));
   return max_lanes(largest);
 }
-/// Integers of the products of a query, times `inverse`, with scales; zero up to a whole word of codes.
-template <idx_t In_word>
-ATTN_INLINE void round_scaled(const float* q, const Eigen::bfloat16* scales, idx_t cols, float inverse,
-                              code_pair* pairs) {
-  constexpr int w = width<float>;
-  auto* const to = reinterpret_cast<std::int16_t*>(pairs);
-  for (idx_t next = 0; next < cols; next += w) {
-    const idx_t c = std::min<idx_t>(next, cols - w);
-    const packet<float> x = mul(load<float>(q + c), broadcast<float>(inverse));
-    const packet<float> shifted = fma(x, load_as<float>(scales + c), broadcast<float>(whole_number));
-    const auto whole = __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, w>::type);
-    std::memcpy(to + c, &whole, sizeof whole);
-  }
-  for (idx_t c = cols; c % In_word != 0; ++c) to[c] = 0;
-}
-
 /// scores[r][j] = shift_r + factor_r (q_r . code_j) for R queries and N registers of the keys of a block.
 template <int R, int N, class T, class C>
 ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t cols, const float* factors,
@@ -67,17 +51,21 @@ ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t
   constexpr int w = width<float>, pairs = layout::in_word / 2, chains = std::clamp(8 / (R * N), 1, pairs);
   whole_lanes sums[array_size<R>][array_size<N>][array_size<chains>];
   unroll<R>([&](auto r) { unroll<N * chains>([&](auto n) { sums[r][n / chains][n % chains] = whole_lanes{}; }); });
-  for (idx_t c = 0; c < cols; c += layout::in_word, words += 4 * channel_block)
-    unroll<N>([&](auto n) {
-      const code_words word = load_words<w>(words + 4 * n * w);
-      unroll<pairs>([&](auto a) {
-        const code_pairs x = pair_of<C>(word, a);
+  for (idx_t c = 0; c < cols; c += layout::in_word, words += 4 * channel_block) {
+    code_words word[array_size<N>];
+    unroll<N>([&](auto n) { word[n] = load_words<w>(words + 4 * n * w); });
+    unroll<pairs>([&](auto a) __attribute__((always_inline)) {
+      whole_lanes pair[array_size<R>];
+      unroll<R>([&](auto r) { pair[r] = broadcast_pair(q.operands[r * q.operand_stride + c / 2 + a]); });
+      unroll<N>([&](auto n) __attribute__((always_inline)) {
+        const code_pairs x = pair_of<C>(word[n], a);
         unroll<R>([&](auto r) {
           whole_lanes& sum = sums[r][n][a % chains];
-          sum = add_products(sum, x, broadcast_pair(q.operands[r * q.operand_stride + c / 2 + a]));
+          sum = add_products(sum, x, pair[r]);
         });
       });
     });
+  }
   unroll<R>([&](auto r) {
     unroll<N>([&](auto n) {
       for (int chain = 1; chain < chains; ++chain) sums[r][n][0] += sums[r][n][chain];
@@ -87,17 +75,31 @@ ATTN_INLINE void channel_scores(const stream_row<T, C>& q, const C* words, idx_t
   });
 }
 
-/// Queries times the scales of a block, as integers; and the factors of their products with its codes.
+/// Queries times the scales of a block, as integers, with zeros up to a whole word of codes; and the factors of their
+/// products with its codes.
 template <int R, class T, class C>
 ATTN_INLINE void scale_operands(const stream_row<T, C>& q, const Eigen::bfloat16* scales, idx_t cols, float* factors) {
+  constexpr int w = width<float>;
   const float most = largest_scale(scales, cols), inverse_most = most > 0 ? 1 / most : 0;
   const auto whole = static_cast<float>(code_most_of(cols, row_format<C>::largest_code));
-  for (int r = 0; r < R; ++r) {
+  const auto operands = [&](int r) { return reinterpret_cast<std::int16_t*>(q.operands + r * q.operand_stride); };
+  packet<float> inverses[array_size<R>];
+  unroll<R>([&](auto r) {
     factors[r] = q.factors[r] * most;
-    const float exact = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0,
-                inverse = held_inverse(exact, whole * (q.factors[r] * exact * most), whole);
-    round_scaled<channel_layout<C>::in_word>(q.data + r * q.stride, scales, cols, inverse,
-                                             q.operands + r * q.operand_stride);
+    const float exact = q.factors[r] >= (std::numeric_limits<float>::min)() ? inverse_most / q.factors[r] : 0;
+    inverses[r] = broadcast<float>(held_inverse(exact, whole * (q.factors[r] * exact * most), whole));
+    for (idx_t c = cols; c % channel_layout<C>::in_word != 0; ++c) operands(r)[c] = 0;
+  });
+  for (idx_t next = 0; next < cols; next += w) {
+    const idx_t c = std::min<idx_t>(next, cols - w);
+    const packet<float> scale = load_as<float>(scales + c);
+    unroll<R>([&](auto r) {
+      const packet<float> x = mul(load<float>(q.data + r * q.stride + c), inverses[r]),
+                          shifted = fma(x, scale, broadcast<float>(whole_number));
+      const auto rounded =
+          __builtin_convertvector(bits_as<whole_lanes>(shifted), typename lanes_of<std::int16_t, w>::type);
+      std::memcpy(operands(r) + c, &rounded, sizeof rounded);
+    });
   }
 }
 
@@ -161,22 +163,24 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
   const auto columns = [&](idx_t b, idx_t col, T* to, idx_t to_stride, auto vectors) {
     constexpr int N = vectors.value;
     whole_lanes whole[array_size<R>][array_size<N>];
-    unroll<R>([&](auto r) { unroll<N>([&](auto n) { whole[r][n] = whole_lanes{}; }); });
+    unroll<R * N>([&](auto n) { whole[n / N][n % N] = whole_lanes{}; });
     const C* words = v.words(b) + 4 * col;
     const code_pair* weight = pairs[0] + b * block_pairs;
     for (idx_t j = 0; j < block_pairs; j += word_pairs, words += 4 * v.layout.cols, weight += word_pairs) {
       code_words word[array_size<N>];
       unroll<N>([&](auto n) { word[n] = load_words<w>(words + 4 * n * w); });
-      unroll<word_pairs>([&](auto a) {
+      unroll<word_pairs>([&](auto a) __attribute__((always_inline)) {
         whole_lanes pair[array_size<R>];
-        unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0]) + a]); });
-        unroll<N>([&](auto n) {
+        unroll<R>([&](auto r) { pair[r] = loaded_once(broadcast_pair(weight[r * std::size(pairs[0]) + a])); });
+        unroll<N>([&](auto n) __attribute__((always_inline)) {
           const code_pairs x = pair_of<C>(word[n], a);
-          unroll<R>([&](auto r) { whole[r][n] = add_products(whole[r][n], x, pair[r]); });
+          unroll<R>([&](auto r) __attribute__((always_inline)) {
+            whole[r][n] = add_products(whole[r][n], x, pair[r]);
+          });
         });
       });
     }
-    unroll<N>([&](auto n) {
+    unroll<N>([&](auto n) __attribute__((always_inline)) {
       const packet<float> scale = load_as<float>(v.scales(b) + col + n * w),
                           offset = load_as<float>(v.offsets(b) + col + n * w);
       unroll<R>([&](auto r) {

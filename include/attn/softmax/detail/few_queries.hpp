@@ -113,7 +113,8 @@ struct few_queries_driver {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
     // Tiles of codes may be in several pages.
-    const idx_t step = in_codes ? stream_tile_of<C> : in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys;
+    const idx_t least = in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys,
+                step = in_codes ? stream_tile_of<C> : least;
     return (std::min)({common, one, other}) / step * step;
   }
 

@@ -189,7 +189,7 @@ void stream_output(const T* weights, const weight_range<T>& range, const T* resc
       for (idx_t j = 0; j < quantised_block / 2; ++j) {
         const code_pair* const weight = pairs[0] + b * (quantised_block / 2) + j;
         whole_lanes pair[array_size<R>];
-        unroll<R>([&](auto r) { pair[r] = broadcast_pair(weight[r * std::size(pairs[0])]); });
+        unroll<R>([&](auto r) { pair[r] = loaded_once(broadcast_pair(weight[r * std::size(pairs[0])])); });
         unroll<N>([&](auto n) {
           const code_pairs x = load_code_pairs(codes + 2 * (j * v.layout.cols + n * w));
           unroll<R>([&](auto r) { acc[r][n] = add_products(acc[r][n], x, pair[r]); });

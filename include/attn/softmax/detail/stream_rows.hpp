@@ -215,7 +215,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
       };
       [[maybe_unused]] const char* lines = nullptr;
       if constexpr (in_order) lines = values.next(few * row_bytes, row[0]);
-      for (idx_t d = 0; d < whole; d += step) {
+      const auto columns = [&](idx_t d) __attribute__((always_inline)) {
         if constexpr (in_order)
           for (int n = 0; n < few; ++n) __builtin_prefetch(lines + n * row_bytes + d * idx_t(sizeof *row[0]), 0, 2);
         packet<P> query[array_size<R>];
@@ -227,7 +227,12 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
           const packet<P> x = load_numbers(n, d);
           unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(query[r], x, some[r][n]); });
         });
-      }
+      };
+      constexpr int at_once = few == 1 ? 4 : 1;  // packets, where one alone has few products
+      idx_t d = 0;
+      for (; d + at_once * step <= whole; d += at_once * step)
+        unroll<at_once>([&](auto n) __attribute__((always_inline)) { columns(d + n * step); });
+      for (; at_once > 1 && d < whole; d += step) columns(d);
       if (whole < k.cols)
         unroll<few>([&](auto n) {
           const packet<P> x = keep<T>(load_numbers(n, k.cols - step), rest);
