@@ -43,52 +43,38 @@ constexpr auto view_of_flags(std::remove_reference_t<X>& x) {
   }
 }
 
-/// Flags as bytes [batch, heads, queries, keys].
+/// Flags as bytes [batch, heads, queries, keys], of a view of rank 4, or of 2: those of batch and keys.
+template <int Rank>
 class flag_view {
  public:
+  flag_view() = default;
+  template <class X>
+    requires(!std::same_as<std::remove_cvref_t<X>, flag_view>)
+  flag_view(X&& x) : flag_view(view_of_flags<Rank, X>(x), 0) {}
+
   explicit operator bool() const { return static_cast<bool>(bytes_); }
   /// For operators.
   const tensor_view<const unsigned char>& bytes() const { return bytes_; }
 
- protected:
-  flag_view() = default;
-  template <flag T>
-  flag_view(const T* data, const std::array<idx_t, 4>& extents, const std::array<idx_t, 4>& strides)
-      : bytes_(reinterpret_cast<const unsigned char*>(data), extents, strides) {}
-
  private:
   static_assert(sizeof(bool) == 1);
+  template <class T>
+  flag_view(const tensor_view<T>& x, int)
+      : bytes_(reinterpret_cast<const unsigned char*>(x.data()), x.extents(), x.strides()) {}
+  template <class T>
+  flag_view(const tensor_view<T, 2>& x, int)
+      : bytes_(reinterpret_cast<const unsigned char*>(x.data()), {x.extent(0), 1, 1, x.extent(1)},
+               {x.stride(0), 0, 0, x.stride(1)}) {}
+
   tensor_view<const unsigned char> bytes_{};
 };
 
 }  // namespace detail
 
 /// A view of bool or std::uint8_t, a tensor of them, or an Eigen matrix of them for one head.
-class mask_view : public detail::flag_view {
- public:
-  mask_view() = default;
-  template <class X>
-    requires(!std::same_as<std::remove_cvref_t<X>, mask_view>)
-  mask_view(X&& x) : mask_view(detail::view_of_flags<4, X>(x), 0) {}
-
- private:
-  template <class T>
-  mask_view(const tensor_view<T>& x, int) : flag_view(x.data(), x.extents(), x.strides()) {}
-};
-
+using mask_view = detail::flag_view<4>;
 /// A view of bool or std::uint8_t, a tensor of them, an Eigen matrix of them, whose rows are batch items, or for one
 /// item a list of them.
-class key_mask_view : public detail::flag_view {
- public:
-  key_mask_view() = default;
-  template <class X>
-    requires(!std::same_as<std::remove_cvref_t<X>, key_mask_view>)
-  key_mask_view(X&& x) : key_mask_view(detail::view_of_flags<2, X>(x), 0) {}
-
- private:
-  template <class T>
-  key_mask_view(const tensor_view<T, 2>& x, int)
-      : flag_view(x.data(), {x.extent(0), 1, 1, x.extent(1)}, {x.stride(0), 0, 0, x.stride(1)}) {}
-};
+using key_mask_view = detail::flag_view<2>;
 
 }}  // namespace attn::ATTN_ISA

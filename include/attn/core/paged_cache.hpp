@@ -163,16 +163,15 @@ class paged_tokens : public cached_tokens {
   bool writes_shared(idx_t b) const {
     return length(b) % pool_->page_tokens() != 0 && pool_->users(table_of(b).back()) > 1;
   }
-  void own_last_page(idx_t b) {
-    const idx_t page = pool_->allocate();
-    memory().copy(table_of(b).back(), page, length(b) % pool_->page_tokens());
-    pool_->release(std::exchange(table_of(b).back(), page));
-  }
   /// Allocates pages for so many more tokens; the page where they begin becomes the item's own.
   void grow(idx_t b, idx_t taken) {
     if (taken == 0) return;
-    if (writes_shared(b)) own_last_page(b);
     std::vector<idx_t>& table = table_of(b);
+    if (writes_shared(b)) {
+      const idx_t page = pool_->allocate();
+      memory().copy(table.back(), page, length(b) % pool_->page_tokens());
+      pool_->release(std::exchange(table.back(), page));
+    }
     const std::size_t pages = static_cast<std::size_t>(pages_for(length(b) + taken));
     // a page is not lost to push_back
     if (pages > table.capacity()) table.reserve((std::max)(pages, 2 * table.size()));

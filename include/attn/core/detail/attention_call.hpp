@@ -37,14 +37,6 @@ struct attention_call : attention_views<S> {
   execution& exec;
 };
 
-/// Checks lengths, and fills in what the views of a call agree on.
-template <class S, class C, class Options>
-void set_shape(attention_views<S, C>& x, const validator& check, const attention_shape& shape, const Options& options) {
-  x.shape = shape;
-  x.lengths = {shape.queries, shape.keys, {}, {}};
-  if constexpr (requires { options.key_lengths; }) x.lengths = check_lengths(check, shape, options);
-}
-
 /// Checks views and lengths; lse may be the null view.
 template <template <class> class Options, class Q, class K, class V, class O, class Given>
 auto checked_call(const char* name, const Q& q, const K& k, const V& v, O& out, Given& options, execution_ref& exec,

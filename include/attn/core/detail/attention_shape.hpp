@@ -20,13 +20,6 @@ struct attention_shape {
   }
 };
 
-/// The lse of a call whose options have one.
-template <class Options>
-memory_layout lse_of(const Options& options) {
-  if constexpr (requires { options.lse; }) return options.lse;
-  else return {};
-}
-
 /// Checks the extents of the four views against one another and returns what they agree on. The batch and head extents
 /// of all four are named by q; k names the key length, v the value dim.
 [[gnu::noinline]] inline attention_shape check_attention_extents(const validator& check, const memory_layout& q,

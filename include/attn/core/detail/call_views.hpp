@@ -139,19 +139,15 @@ class call_views : public validator {
       if (may_share(one.view, other.view))
         how == use::updated || !other.written ? overlap(one, other) : overlap(other, one);
     }
-    check_axes(x, axes);
+    const idx_t* found = x.extents;
+    for (const axis& a : axes) {
+      if (a.what) a.broadcast == or_one ? broadcasts(a.what, a.wanted, *found) : equal(a.what, a.wanted, *found);
+      ++found;
+    }
     count_ += one.at.end > one.at.begin;
   }
   [[noreturn, gnu::cold, gnu::noinline]] void overlap(const named& x, const named& y) const {
     fail({x.before, x.name, " and ", y.before, y.name, " in separate memory"}, "an overlap");
-  }
-  void check_axes(const memory_layout& x, std::initializer_list<axis> axes) const {
-    int n = 0;
-    for (const axis& a : axes) {
-      if (a.what && a.broadcast == or_one) broadcasts(a.what, a.wanted, x.extents[n]);
-      if (a.what && a.broadcast != or_one) equal(a.what, a.wanted, x.extents[n]);
-      ++n;
-    }
   }
 
   std::size_t count_ = 0;
