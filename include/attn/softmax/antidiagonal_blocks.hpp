@@ -52,15 +52,10 @@ template <viewable Q, viewable K, class Options = antidiagonal_blocks_options<el
 void antidiagonal_blocks(const Q& q, const K& k, const index_output& indices, Options&& options = {},
                          execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<antidiagonal_blocks_options<S>>(options);
   detail::call_views views("antidiagonal_blocks");
-  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
-                                            {.block = given.block, .local_blocks = given.local_blocks,
-                                             .first_blocks = given.first_blocks, .causal = given.causal,
-                                             .first = given.first_position, .scale = given.scale},
-                                            detail::plain_execution_of("antidiagonal_blocks", exec, options));
-  call.lengths = detail::check_lengths(views, call.shape, given);
+  auto call = detail::checked_block_lists<S>(views, q, k, indices, given, given.causal, given.scale,
+                                             detail::plain_execution_of("antidiagonal_blocks", exec, options));
   if (given.stride < 1 || given.stride > 1024) views.fail("a stride from 1 to 1024", given.stride);
   if (given.block % given.stride != 0) views.fail({"a stride that divides block = ", given.block}, given.stride);
   if (!(given.threshold > 0 && given.threshold <= 1)) views.fail("threshold above 0, up to 1", given.threshold);

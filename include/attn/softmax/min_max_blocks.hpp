@@ -80,16 +80,11 @@ template <viewable Q, viewable K, class Options = min_max_blocks_options<element
 void min_max_blocks(const Q& q, const K& k, const index_output& indices, Options&& options = {},
                     execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<min_max_blocks_options<S>>(options);
   detail::call_views views("min_max_blocks");
   if (given.causal) views.at_least("local_blocks", 1, given.local_blocks);
-  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
-                                            {.block = given.block, .local_blocks = given.local_blocks,
-                                             .first_blocks = given.first_blocks, .causal = given.causal,
-                                             .first = given.first_position},
-                                            detail::plain_execution_of("min_max_blocks", exec, options));
-  call.lengths = detail::check_lengths(views, call.shape, given);
+  auto call = detail::checked_block_lists<S>(views, q, k, indices, given, given.causal, {},
+                                             detail::plain_execution_of("min_max_blocks", exec, options));
   detail::run_min_max_blocks(call, {});
 }
 

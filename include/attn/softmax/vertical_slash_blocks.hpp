@@ -48,15 +48,10 @@ template <viewable Q, viewable K, class Options = vertical_slash_blocks_options<
 void vertical_slash_blocks(const Q& q, const K& k, const index_output& indices, Options&& options = {},
                            execution_ref exec = {}) {
   using S = element_of<const Q&>;
-  detail::require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
   const auto& given = detail::options_or_default<vertical_slash_blocks_options<S>>(options);
   detail::call_views views("vertical_slash_blocks");
-  auto call = detail::block_list_call_of<S>(views, as_view(q), as_view(k), indices,
-                                            {.block = given.block, .local_blocks = given.local_blocks,
-                                             .first_blocks = given.first_blocks, .causal = true,
-                                             .first = given.first_position, .scale = given.scale},
-                                            detail::plain_execution_of("vertical_slash_blocks", exec, options));
-  call.lengths = detail::check_lengths(views, call.shape, given);
+  auto call = detail::checked_block_lists<S>(views, q, k, indices, given, true, given.scale,
+                                             detail::plain_execution_of("vertical_slash_blocks", exec, options));
   views.at_least("queries", 1, given.queries);
   detail::run_vertical_slash_blocks(call, (std::min)(given.queries, call.shape.queries));
 }

@@ -39,40 +39,37 @@ indexer_call<S> block_list_call_of(call_views& views, const tensor_view<const S>
   check_span(views, choice.first, {choice.causal, 1}, q.extent(0));
   check_scale(views, choice.scale);
   if (k.extent(2) >= candidate<compute_type<S>>::most_keys) views.fail("fewer than 2^32 keys", k.extent(2));
-  return {.q = q,
-          .k = k,
-          .exec = exec,
-          .shape = {.batch = q.extent(0),
-                    .heads = lists,
-                    .kv_heads = key_heads,
-                    .queries = q.extent(2),
-                    .keys = k.extent(2),
-                    .dim = q.extent(3),
-                    .dim_v = 0},
-          .lengths = {q.extent(2), k.extent(2), {}, {}},
-          .seen = {.limit = {choice.causal, 1}, .first = choice.first},
-          .topk = topk,
-          .block = (std::min)(choice.block, std::max<idx_t>(1, k.extent(2))),
-          .local_blocks = choice.local_blocks,
-          .first_blocks = choice.first_blocks,
-          .per_head = true,
-          .scale = scale_or_default(choice.scale, q.extent(3)),
-          .activation = indexer_activation::none,
-          .w = {},
-          .indices = indices,
-          .scores = {}};
+  return {.q = q, .k = k, .exec = exec,
+          .shape = {.batch = q.extent(0), .heads = lists, .kv_heads = key_heads, .queries = q.extent(2),
+                    .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0},
+          .lengths = {q.extent(2), k.extent(2), {}, {}}, .seen = {.limit = {choice.causal, 1}, .first = choice.first},
+          .topk = topk, .block = (std::min)(choice.block, std::max<idx_t>(1, k.extent(2))),
+          .local_blocks = choice.local_blocks, .first_blocks = choice.first_blocks, .per_head = true,
+          .scale = scale_or_default(choice.scale, q.extent(3)), .activation = indexer_activation::none, .w = {},
+          .indices = indices, .scores = {}};
+}
+
+/// The same by the options of a call over keys, with their lengths.
+template <class S, class Q, class K, class Options>
+indexer_call<S> checked_block_lists(call_views& views, const Q& q, const K& k, const index_output& indices,
+                                    const Options& given, bool causal, const std::optional<compute_type<S>>& scale,
+                                    execution& exec) {
+  require_one_element_type<const Q&, const K&, const K&, tensor_view<S>>();
+  auto call = block_list_call_of<S>(
+      views, as_view(q), as_view(k), indices,
+      {given.block, given.local_blocks, given.first_blocks, causal, given.first_position, scale}, exec);
+  call.lengths = check_lengths(views, call.shape, given);
+  return call;
 }
 
 /// Query heads whose scores a list adds up: those from the first on.
 template <class S>
 struct heads_of_list {
-  idx_t first, count, key_head;
+  idx_t count, first, key_head;
 
   heads_of_list(const indexer_call<S>& call, idx_t list)
-      : first(0), count(call.shape.heads > 0 ? call.q.extent(1) / call.shape.heads : 0), key_head(0) {
-    first = list * count;
-    key_head = list / std::max<idx_t>(1, call.shape.group());
-  }
+      : count(call.shape.heads > 0 ? call.q.extent(1) / call.shape.heads : 0), first(list * count),
+        key_head(list / std::max<idx_t>(1, call.shape.group())) {}
 };
 
 /// A list for all queries of a block: the best of the scores that it gives the blocks of keys.
@@ -89,12 +86,6 @@ struct block_list_maker {
     named_blocks<T>* const names = layout_lists<T>(memory, call, 1).data();
     return {call, names, scored_keys<T>::layout(memory, call.topk), memory.allocate<candidate<T>>(call.topk)};
   }
-  /// The queries of block `block` by position, [begin, end), end <= begin where there are none.
-  static std::pair<idx_t, idx_t> queries_of(const indexer_call<S>& in, idx_t b, idx_t block) {
-    const idx_t first = in.position(b, 0);
-    return {std::max<idx_t>(0, block * in.block - first),
-            (std::min)(in.lengths.queries(b), (block + 1) * in.block - first)};
-  }
   /// Blocks of queries of a batch item, and the block that the first query is in.
   static std::pair<idx_t, idx_t> blocks_of(const indexer_call<S>& in, idx_t b) {
     const idx_t first = floor_div(in.position(b, 0), in.block), queries = in.lengths.queries(b);
@@ -105,7 +96,8 @@ struct block_list_maker {
   /// Names of one block of queries the forced ones and the best, of these the fewest that have `share` of all scores
   /// together, and stores them.
   void store(idx_t b, idx_t list, idx_t block, const T* scores, T share) const {
-    const auto [begin, end] = queries_of(in, b, block);
+    const idx_t origin = in.position(b, 0), begin = std::max<idx_t>(0, block * in.block - origin),
+                end = (std::min)(in.lengths.queries(b), (block + 1) * in.block - origin);
     if (begin >= end) return;
     const idx_t all = ceil_div(in.end_of(b, end - 1), in.block);
     const forced_names forced = in.forced_of(b, end - 1);
@@ -153,22 +145,16 @@ void panel_scores(const T* queries, idx_t count, const packed_keys<T>& keys, idx
   });
 }
 
-/// Weights e^(x - the largest), in place; NaN and -infinity have none. Returns their largest.
+/// Weights e^(x - the largest), in place; NaN and -infinity have none.
 template <class T>
 void weigh_row(T* scores, idx_t count) {
-  const packet<T> lowest = broadcast<T>(std::numeric_limits<T>::lowest()),
-                  highest = broadcast<T>((std::numeric_limits<T>::max)());
+  constexpr T lowest = std::numeric_limits<T>::lowest(), highest = (std::numeric_limits<T>::max)();
   const idx_t padded = round_up(count, width<T>);
   std::fill(scores + count, scores + padded, -std::numeric_limits<T>::infinity());
-  packet<T> most = lowest;
+  const packet<T> largest = broadcast<T>(std::clamp(largest_of(scores, padded), lowest, highest));
   for (idx_t n = 0; n < padded; n += width<T>) {
-    const packet<T> x = load<T>(scores + n);
-    most = if_less(most, x, x, most);
-  }
-  const packet<T> top = (min)(broadcast<T>(max_lanes(most)), highest);
-  for (idx_t n = 0; n < padded; n += width<T>) {
-    const packet<T> x = load<T>(scores + n);
-    store<T>(scores + n, if_less(lowest, x, exp_weight<T>(sub((min)(x, highest), top)), zero<T>()));
+    const packet<T> x = load<T>(scores + n), weight = exp_weight<T>(sub((min)(x, broadcast<T>(highest)), largest));
+    store<T>(scores + n, if_less(broadcast<T>(lowest), x, weight, zero<T>()));
   }
 }
 

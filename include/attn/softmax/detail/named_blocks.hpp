@@ -6,6 +6,20 @@
 
 namespace attn { inline namespace ATTN_ISA { namespace detail {
 
+/// The largest of `count` scores; NaN counts as -infinity.
+template <class T>
+T largest_of(const T* scores, idx_t count) {
+  packet<T> most = broadcast<T>(-std::numeric_limits<T>::infinity());
+  idx_t n = 0;
+  for (; n + width<T> <= count; n += width<T>) {
+    const packet<T> x = load<T>(scores + n);
+    most = if_less(most, x, x, most);
+  }
+  T all = n > 0 ? max_lanes(most) : -std::numeric_limits<T>::infinity();
+  for (; n < count; ++n) all = scores[n] > all ? scores[n] : all;
+  return all;
+}
+
 template <class T>
 struct named_blocks {
   static constexpr idx_t most_at_once = 64;  // blocks whose largest scores are handed on together
@@ -71,18 +85,6 @@ struct named_blocks {
       if (part % 2 == 1 && best.topk > 0 && from < to) best.take(scores + (from - first), from, to - from);
       for (idx_t n = from; part % 2 == 0 && n < to; ++n) forced.add({scores[n - first], n});
     }
-  }
-  /// NaN counts as -infinity.
-  static T largest_of(const T* scores, idx_t count) {
-    packet<T> most = broadcast<T>(-std::numeric_limits<T>::infinity());
-    idx_t n = 0;
-    for (; n + width<T> <= count; n += width<T>) {
-      const packet<T> x = load<T>(scores + n);
-      most = if_less(most, x, x, most);
-    }
-    T all = n > 0 ? max_lanes(most) : -std::numeric_limits<T>::infinity();
-    for (; n < count; ++n) all = scores[n] > all ? scores[n] : all;
-    return all;
   }
 };
 
