@@ -29,17 +29,14 @@ namespace attn { inline namespace ATTN_ISA {
 template <class S>
 struct pointwise_gradients {
   using real = compute_type<S>;
+  static constexpr unsigned shared = detail::fields::k | detail::fields::bias | detail::fields::relative_bias |
+                                     detail::fields::alibi_slopes;
 
   view_field<S> q{}, k{}, v{};
-  /// As bias: [B or 1, H or 1, Lq or 1, Lk], summed over what it is broadcast over.
+  /// As in full_softmax_gradients; row_weights as the option, [B or 1, Lq].
   view_field<real> bias{};
-  /// As relative_bias: [H or 1, 2R + 1].
-  view_field<real, 2> relative_bias{};
-  /// As row_weights: [B or 1, Lq].
-  view_field<real, 2> row_weights{};
-  /// [H]
+  view_field<real, 2> relative_bias{}, row_weights{};
   view_field<real, 1> alibi_slopes{};
-  /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
 
@@ -54,8 +51,15 @@ void pointwise_backward(const Q& q, const K& k, const V& v, const D& d_out,
   const auto& given = detail::options_or_default<pointwise_options<S>>(options);
   auto weights = detail::differentiable_function_of<S>(given, f, f_derivative);
   execution_ref threads(detail::execution_of(exec, options, f, f_derivative));
-  auto call = detail::checked_pointwise_backward<pointwise_options>(q, k, v, d_out, gradients, given, weights, threads);
-  detail::run_pointwise_backward(call);
+  detail::no_score_backward none;
+  const auto queries = as_view(q);
+  const tensor_view<const S> out(nullptr, {queries.extent(0), queries.extent(1), queries.extent(2), as_view(v).extent(3)});
+  auto call = detail::checked_backward_call<pointwise_options>("pointwise_backward", q, k, v, out, d_out, gradients,
+                                                               given, weights, none, threads);
+  detail::check_pointwise(call);
+  call.views.at_least("right", 0, given.right);
+  call.views.gradient("row_weights", gradients.row_weights, given.row_weights);
+  detail::run_pointwise_backward(call, given.left, given.right, gradients.row_weights);
 }
 
 }}  // namespace attn::ATTN_ISA

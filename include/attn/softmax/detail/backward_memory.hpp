@@ -208,27 +208,22 @@ struct backward_scratch {
   static backward_scratch layout(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative = false,
                                  bool with_positions = false) {
     constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
-    backward_scratch s = layout_blocks(memory, dim, dim_v, with_raw, with_relative);
+    const idx_t dim_panels = round_up(dim, panel_width<T>), whole_rows = round_up(max_rows, tile_rows);
+    backward_scratch s{.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
+                       .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
+                       .tile_weights = memory.allocate<T>(paired * tile), .tile_d = memory.allocate<T>(paired * tile),
+                       .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
+                       .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
+                       .ranges = memory.allocate<key_range>(max_rows),
+                       .part = memory.allocate<T>(tile_rows * round_up((std::max)(dim, dim_v), panel_width<T>)),
+                       .long_dq = memory.allocate<T>(whole_rows * dim_panels),
+                       .long_errors = memory.allocate<T>(whole_rows * dim_panels),
+                       .relative = with_relative ? memory.allocate<T>(tile_rows * dim) : nullptr};
     if (!with_positions) return s;
     s.position_d = memory.allocate<T>((max_rows + 2 * tile_rows) * score_stride) + tile;
-    s.key_rows = memory.allocate<T>(paired * key_row_count * round_up(dim, panel_width<T>));
+    s.key_rows = memory.allocate<T>(paired * key_row_count * dim_panels);
     if constexpr (!paired) s.d_scores = s.position_d;
     return s;
-  }
-
- private:
-  static backward_scratch layout_blocks(arena& memory, idx_t dim, idx_t dim_v, bool with_raw, bool with_relative) {
-    constexpr idx_t paired = numbers_of<P> > 1, tile = tile_rows * score_stride;
-    return {.weights = memory.allocate<P>(operands<P>(max_rows) * score_stride),
-            .d_scores = memory.allocate<P>(operands<P>(max_rows) * score_stride),
-            .tile_weights = memory.allocate<T>(paired * tile), .tile_d = memory.allocate<T>(paired * tile),
-            .tile_pairs = memory.allocate<P>(paired * operands<P>(tile)),
-            .raw = with_raw ? memory.allocate<T>(tile) : nullptr,
-            .ranges = memory.allocate<key_range>(max_rows),
-            .part = memory.allocate<T>(tile_rows * round_up((std::max)(dim, dim_v), panel_width<T>)),
-            .long_dq = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
-            .long_errors = memory.allocate<T>(round_up(max_rows, tile_rows) * round_up(dim, panel_width<T>)),
-            .relative = with_relative ? memory.allocate<T>(tile_rows * dim) : nullptr};
   }
 };
 

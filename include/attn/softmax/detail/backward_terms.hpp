@@ -119,7 +119,7 @@ concept score_derivative = requires(F& f, T s, idx_t i) {
 /// Checks at compile time that a derivative is given exactly where a score function is.
 template <class Score, class ScoreBackward, class T>
 constexpr void require_score_backward() {
-  if constexpr (std::same_as<std::remove_cvref_t<Score>, no_score>)
+  if constexpr (std::same_as<std::remove_cvref_t<Score>, no_score> || makes_weights<Score>)
     static_assert(std::same_as<std::remove_cvref_t<ScoreBackward>, no_score_backward>,
                   "attn: score_backward without a score function");
   else

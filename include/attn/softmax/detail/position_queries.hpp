@@ -72,9 +72,8 @@ struct packed_position_queries {
 template <class T>
 struct position_queries : distance_tables<T, packed_position_queries<T>> {
   using packed_head = packed_position_queries<T>;
-  using distance_tables<T, packed_head>::table, distance_tables<T, packed_head>::heads;
-  using distance_tables<T, packed_head>::reach, distance_tables<T, packed_head>::row_of_table;
-  using distance_tables<T, packed_head>::in_a_row;
+  using base = distance_tables<T, packed_head>;
+  using base::table, base::heads, base::row_of_table, base::in_a_row;
 
   /// Memory for those of a range.
   static position_queries layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads,
@@ -143,16 +142,6 @@ struct position_queries : distance_tables<T, packed_position_queries<T>> {
 
   /// Numbers of the sums of the gradient of r' of a head, with rows that whole tiles write.
   static idx_t sums_size(const packed_head& of) { return (of.count() + tile_rows) * sums_stride<T>(of.dim); }
-  /// The slots that an entry of the table has in a head.
-  key_range slots_of_entry(const packed_head& of, idx_t entry) const {
-    const idx_t distance = entry - reach();
-    if (distance == 0 && reach() == 0) return {0, of.count()};
-    if (std::abs(distance) == reach() && of.reach * of.step >= reach())
-      return distance < 0 ? key_range{0, of.margin + 1} : key_range{of.count() - 1 - of.margin, of.count()};
-    if (distance % of.step != 0 || std::abs(distance / of.step) > of.reach) return {};
-    const idx_t slot = distance / of.step + of.middle();
-    return {slot, slot + 1};
-  }
 
  private:
   /// N packets of keys with all rows that a tile may have: one copy serves those that have fewer. The window begins at

@@ -39,8 +39,13 @@ struct distance_rows {
 /// values.
 template <class T>
 struct packed_distances {
+  static constexpr idx_t margin = 0;
+
   packed_keys<T> keys{};
   idx_t reach = 0, step = 1;
+
+  idx_t middle() const { return reach; }
+  idx_t count() const { return 2 * reach + 1; }
 };
 
 /// Which keys r are packed.
@@ -85,6 +90,16 @@ struct distance_tables {
     const Packed& of = head(h);
     return !which.list && !keys.list && which.step == of.step && keys.step == of.step ? &of : nullptr;
   }
+  /// The slots that an entry of the table has in a packed head.
+  key_range slots_of_entry(const Packed& of, idx_t entry) const {
+    const idx_t distance = entry - reach();
+    if (distance == 0 && reach() == 0) return {0, of.count()};
+    if (std::abs(distance) == reach() && of.reach * of.step >= reach())
+      return distance < 0 ? key_range{0, of.margin + 1} : key_range{of.count() - 1 - of.margin, of.count()};
+    if (distance % of.step != 0 || std::abs(distance / of.step) > of.reach) return {};
+    const idx_t slot = distance / of.step + of.middle();
+    return {slot, slot + 1};
+  }
 };
 
 /// Of a block of rows, what the backward pass adds to.
@@ -100,27 +115,24 @@ struct relative_key_sums {
 /// Those of all heads of a call; null: none.
 template <class T>
 struct relative_keys : distance_tables<T, packed_distances<T>> {
-  using distance_tables<T, packed_distances<T>>::table, distance_tables<T, packed_distances<T>>::heads;
-  using distance_tables<T, packed_distances<T>>::head, distance_tables<T, packed_distances<T>>::reach;
-  using distance_tables<T, packed_distances<T>>::row_of_table, distance_tables<T, packed_distances<T>>::in_a_row;
+  using base = distance_tables<T, packed_distances<T>>;
+  using base::table, base::heads, base::head, base::row_of_table, base::in_a_row;
 
   /// Memory for the keys of a range.
   static relative_keys layout(arena& memory, const tensor_view<const T, 3>& table, idx_t query_heads,
                               const distance_range& range) {
     relative_keys of;
     of.layout_heads(memory, table, query_heads, range, [&](arena& m, idx_t step, idx_t reach) {
-      return packed_distances<T>{
-          packed_keys<T>::layout(m, slot_count(reach), table.extent(2), range.rows_too ? table.extent(2) : 0),
-          reach, step};
+      const idx_t dim = table.extent(2);
+      return packed_distances<T>{packed_keys<T>::layout(m, 2 * reach + 1, dim, range.rows_too ? dim : 0), reach, step};
     });
     return of;
   }
-  static idx_t slot_count(idx_t reach) { return 2 * reach + 1; }
   void pack(idx_t n) const {
     packed_distances<T>& to = heads[n];
     const distance_rows<T> row{table, n, to.step, to.reach};
-    to.keys.pack_keys(row, table.stride(2), 0, slot_count(to.reach));
-    if (to.keys.dim_v > 0) to.keys.pack_value_rows(row, table.stride(2), 0, slot_count(to.reach));
+    to.keys.pack_keys(row, table.stride(2), 0, to.count());
+    if (to.keys.dim_v > 0) to.keys.pack_value_rows(row, table.stride(2), 0, to.count());
   }
 
   /// s[m][n] += q'_m.r of the scores of a tile: of queries [dim][tile_rows], which are scaled, at positions which[m] +
@@ -219,13 +231,7 @@ struct relative_keys : distance_tables<T, packed_distances<T>> {
 
   /// Numbers of the sums of r's gradient of a head, with rows that whole tiles write.
   static idx_t sums_size(const packed_distances<T>& of) {
-    return (slot_count(of.reach) + tile_rows) * sums_stride<T>(of.keys.dim);
-  }
-  /// The slot that an entry of the table has in a head, or -1.
-  idx_t slot_of_entry(const packed_distances<T>& of, idx_t entry) const {
-    const idx_t distance = entry - reach(), steps = distance / of.step;
-    if (std::abs(distance) == reach() && of.reach * of.step >= reach()) return distance < 0 ? 0 : 2 * of.reach;
-    return distance % of.step == 0 && std::abs(steps) <= of.reach ? steps + of.reach : -1;
+    return (of.count() + tile_rows) * sums_stride<T>(of.keys.dim);
   }
 
  private:
@@ -245,8 +251,7 @@ struct relative_keys : distance_tables<T, packed_distances<T>> {
   }
   /// sums[n][c] += sum over the rows m < depth of d[m][n] queries[m][c], n < slots.
   static void add_transposed(const T* d, const T* queries, idx_t depth, idx_t slot_count, idx_t dim, bool finite,
-                             T* sums,
-                             idx_t stride) {
+                             T* sums, idx_t stride) {
     if (finite) {
       products_of_rows<T>(slot_count, left_operand<T, 1, score_stride>{d}, queries, max_rows * panel_width<T>, 0, dim,
                           depth, [&](auto m, idx_t col, const auto& x) {

@@ -40,12 +40,10 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     return count;
   }
 
-  T* table_of(const partial& sums, idx_t in_group) const {
-    return sums.tables() + in_group * in.table_size();
-  }
+  T* table_of(const partial& sums, idx_t in_group) const { return sums.tables + in_group * in.table_size(); }
   /// The same by global key, of a query head.
   decay_gradients of_globals(decay_gradients of, const partial& sums, idx_t in_group) const {
-    of.keys = sums.decay() + in_group * decay_entries() + global_count();
+    of.keys = sums.decay + in_group * decay_entries() + global_count();
     of.first = 0, of.end = global_count(), of.by_slot = true;
     return of;
   }
@@ -56,7 +54,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
     const idx_t in_group = h - p.kv * shape.group();
-    back.relative = in.relative_list(sums.relative(), in_group);
+    back.relative = in.relative_list(sums.relative, in_group);
     decay_gradients decay = in.decay_list(in.sums_of(p.b * shape.heads + h));
     if (decay) decay.keys = p.decay + in_group * slot_count(), decay.end = slot_count(), decay.by_slot = true;
     key_range ranges[max_rows];
@@ -90,19 +88,19 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
       };
       for (idx_t row = 0; row < rows; ++row) store(dq, in.dq, row), store(d_relative, in.d_relative_queries, row);
     }
-    sums.slopes()[in_group] += back.d_slope();
+    sums.slopes[in_group] += back.d_slope();
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
   void take_global_queries(const part_of_class& p, const part_scratch& s, idx_t h, bool first) const {
     const partial& part = p.others;
     const idx_t in_group = h - p.kv * shape.group();
-    T* const sums = part.queries() + in_group * global_count() * query_stride();
+    T* const sums = part.queries + in_group * global_count() * query_stride();
     const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
-    back.relative = in.relative_list(part.relative(), in_group);
+    back.relative = in.relative_list(part.relative, in_group);
     decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));
-    if (decay) decay.queries = part.decay() + in_group * decay_entries(), decay.listed = p.globals.positions;
+    if (decay) decay.queries = part.decay + in_group * decay_entries(), decay.listed = p.globals.positions;
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
     const idx_t g0 = p.globals.before(p.shift), g1 = p.globals.before(in.forward.last_shift(p.b));
@@ -134,10 +132,10 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
              [&](idx_t end) { return key_range{0, p.globals.before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
-      T* const of_relative = part.relative_queries() + (in_group * global_count() + g) * query_stride();
+      T* const of_relative = part.relative_queries + (in_group * global_count() + g) * query_stride();
       for (idx_t x = 0; d_relative && x < rows * query_stride(); ++x) of_relative[x] += d_relative[x];
     }
-    part.slopes()[in_group] += back.d_slope();
+    part.slopes[in_group] += back.d_slope();
   }
 
   /// Part `number` of class r of the query heads [h, h_end), with its sums. store_projected(row, sums of dK, sums of
@@ -169,8 +167,8 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     for (idx_t t = p.k0; own() && t < p.k1; ++t)
       store_projected(p.r + p.d * t, row_of(s.own_keys.d_keys, query_stride(), t - p.k0),
                       row_of(s.own_keys.d_values, value_stride(), t - p.k0));
-    for (idx_t x = 0; x < seen_globals * query_stride(); ++x) p.others.keys()[x] += s.global_keys.d_keys[x];
-    for (idx_t x = 0; x < seen_globals * value_stride(); ++x) p.others.values()[x] += s.global_keys.d_values[x];
+    for (idx_t x = 0; x < seen_globals * query_stride(); ++x) p.others.keys[x] += s.global_keys.d_keys[x];
+    for (idx_t x = 0; x < seen_globals * value_stride(); ++x) p.others.values[x] += s.global_keys.d_values[x];
   }
   static T* row_of(T* rows, idx_t stride, idx_t row) { return rows ? rows + row * stride : nullptr; }
 
@@ -265,13 +263,12 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     const idx_t shift = in.forward.shift(b), seen_globals = global.before(n);
     const idx_t g0 = global.before(shift), g1 = global.before(in.forward.last_shift(b));  // of the queries
     for (idx_t g = 0; g < seen_globals; ++g)
-      store_key(false, b, kv, global[g], sums.keys() + g * query_stride(),
-                sums.values() + g * value_stride());
+      store_key(false, b, kv, global[g], sums.keys + g * query_stride(), sums.values + g * value_stride());
     for (idx_t row = n; row < shape.keys; ++row)
       for (int projected = 0; projected < 1 + own(); ++projected) store_key(projected, b, kv, row, nullptr, nullptr);
     for (idx_t in_group = 0; in_group < shape.group(); ++in_group) {
       const idx_t h = kv * shape.group() + in_group;
-      const T* const queries = sums.queries() + in_group * global_count() * query_stride();
+      const T* const queries = sums.queries + in_group * global_count() * query_stride();
       const auto store = [&](const tensor_view<S>& to, idx_t i, const T* sum) {
         if (to) store_gradient_row(sum, in.terms().scale, head_of(to, b, h), i, in.accumulate);
       };
@@ -283,13 +280,13 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
         const idx_t i = global[g] - shift;
         if (own()) store(in.dq, i, nullptr);
         store(own() ? gradients.q_global : in.dq, i, queries + g * query_stride());
-        store(in.d_relative_queries, i, sums.relative_queries() + (in_group * global_count() + g) * query_stride());
+        store(in.d_relative_queries, i, sums.relative_queries + (in_group * global_count() + g) * query_stride());
       }
-      in.add_table(b * shape.heads + h, sums.tables() + in_group * in.table_size());
-      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes()[in_group];
-      in.add_sums(b * shape.heads + h, sums.relative() + in_group * in.relative_entries(), in.relative_entries());
+      in.add_table(b * shape.heads + h, table_of(sums, in_group));
+      if (in.d_slopes) in.slope_sums[b * shape.heads + h] += sums.slopes[in_group];
+      in.add_sums(b * shape.heads + h, sums.relative + in_group * in.relative_entries(), in.relative_entries());
       if (const decay_gradients to = in.decay_list(in.sums_of(b * shape.heads + h))) {
-        const double *const of_queries = sums.decay() + in_group * decay_entries(),
+        const double *const of_queries = sums.decay + in_group * decay_entries(),
                      *const of_keys = of_queries + global_count();
         for (idx_t g = g0; g < g1; ++g) to.queries[global[g] - shift] += of_queries[g];
         for (idx_t g = 0; g < seen_globals; ++g) to.keys[global[g]] += of_keys[g];

@@ -29,7 +29,7 @@ struct softmax_backward_call {
   tensor_view<T, 2> d_relative_bias{};
   tensor_view<T, 3> d_log_decay{}, d_relative_keys{}, d_position_queries{};
   tensor_view<G> d_relative_queries{};
-  tensor_view<const T, 3> d_lse;
+  tensor_view<const T, 3> d_lse{};
   bool accumulate;
   ScoreBackward* score_backward;
 
@@ -141,12 +141,11 @@ struct softmax_backward_call {
     const idx_t heads = shape.batch * shape.heads;
     if (d_slopes) store_per_head(slope_sums, d_slopes);
     if (d_relative_bias) store_relative_bias();
+    if constexpr (makes_weights<Score>) return;  // which has no other parameters
     if (d_log_decay)
       exec.for_each(heads, [&](idx_t n, int) { store_log_decay(n / shape.heads, n % shape.heads); });
-    if (d_relative_keys)
-      exec.for_each(d_relative_keys.extent(1), [&](idx_t entry, int) { store_relative_keys(entry); });
-    if (d_position_queries)
-      exec.for_each(d_position_queries.extent(1), [&](idx_t entry, int) { store_position_queries(entry); });
+    if (d_relative_keys) store_table(d_relative_keys, terms().by_distance, 0);
+    if (d_position_queries) store_table(d_position_queries, terms().by_position, relative_size());
     if (!d_sinks) return;
     exec.for_each(heads, [&](idx_t n, int) { sinks[n] = sink_gradient(n / shape.heads, n % shape.heads); });
     store_per_head(sinks, d_sinks);
@@ -182,35 +181,23 @@ struct softmax_backward_call {
         store_gradient(d_relative_bias(h, e), static_cast<T>(sum), accumulate);
       }
   }
-  /// An entry of the relative keys, summed over batch items, and over heads where one table serves all.
-  void store_relative_keys(idx_t entry) const {
-    const auto& keys = terms().by_distance;
-    const idx_t tables = d_relative_keys.extent(0), size = table_size();
-    for (idx_t h = 0; h < tables; ++h)
-      for (idx_t d = 0; d < shape.dim; ++d) {
-        double sum = 0;
-        for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
-          const auto& of = keys.head(n % shape.heads);
-          const idx_t slot = keys.slot_of_entry(of, entry);
-          if (slot >= 0) sum += static_cast<double>(table_sums[n * size + slot * sums_stride<T>(shape.dim) + d]);
+  /// A table by distance, summed over batch items, and over heads where one serves all; its sums are from number `first`
+  /// of a head's on.
+  template <class Table>
+  void store_table(const tensor_view<T, 3>& to, const Table& of, idx_t first) const {
+    forward.exec.for_each(to.extent(1), [&](idx_t entry, int) {
+      const idx_t tables = to.extent(0), size = table_size(), stride = sums_stride<T>(shape.dim);
+      for (idx_t h = 0; h < tables; ++h)
+        for (idx_t d = 0; d < shape.dim; ++d) {
+          double sum = 0;
+          for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
+            const key_range range = of.slots_of_entry(of.head(n % shape.heads), entry);
+            const T* const sums = table_sums + n * size + first;
+            for (idx_t slot = range.begin; slot < range.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
+          }
+          store_gradient(to(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
         }
-        store_gradient(d_relative_keys(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
-      }
-  }
-  /// The same of position queries, whose first and last entry have several slots.
-  void store_position_queries(idx_t entry) const {
-    const auto& queries = terms().by_position;
-    const idx_t tables = d_position_queries.extent(0), size = table_size(), stride = sums_stride<T>(shape.dim);
-    for (idx_t h = 0; h < tables; ++h)
-      for (idx_t d = 0; d < shape.dim; ++d) {
-        double sum = 0;
-        for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
-          const key_range range = queries.slots_of_entry(queries.head(n % shape.heads), entry);
-          const T* const sums = table_sums + n * size + relative_size();
-          for (idx_t slot = range.begin; slot < range.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
-        }
-        store_gradient(d_position_queries(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
-      }
+    });
   }
   /// The gradients of a head's log decays: a token's is in c of the queries and keys at its position and after it.
   void store_log_decay(idx_t b, idx_t h) const {
@@ -334,8 +321,7 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
       {.forward = {{}, validator(name), {.score = score_in<function>(score)},
                    execution_of(exec, options, score, score_backward)},
        .q = as_view(q), .k = as_view(k), .v = as_view(v), .out = as_view(out), .d_out = as_view(d_out), .shape = {},
-       .d_lse = gradients.d_lse, .accumulate = gradients.accumulate,
-       .score_backward = score_in<derivative>(score_backward)},
+       .accumulate = gradients.accumulate, .score_backward = score_in<derivative>(score_backward)},
       options_or_default<Options<S>>(options), gradients);
   if constexpr (Form == invariant_form::none) check_invariant(call.forward.check, call.forward.exec);
   return call;
@@ -345,7 +331,8 @@ auto unchecked_backward_call(const char* name, const Q& q, const K& k, const V& 
 template <class S, class Score, class ScoreBackward, class G, class Gradients>
 void set_gradients(softmax_backward_call<S, Score, ScoreBackward, G>& call, const Gradients& x) {
   constexpr auto has = [](unsigned field) { return (Gradients::shared & field) != 0; };
-  call.dq = x.q, call.dv = x.v, call.d_sinks = x.sinks;
+  call.dq = x.q, call.dv = x.v;
+  if constexpr (!makes_weights<Score>) call.d_sinks = x.sinks, call.d_lse = x.d_lse;
   if constexpr (has(fields::k)) call.dk = x.k;
   if constexpr (has(fields::bias)) call.d_bias = x.bias;
   if constexpr (has(fields::relative_bias)) call.d_relative_bias = x.relative_bias;
@@ -361,8 +348,13 @@ template <class S, class Score, class ScoreBackward, class G>
 void check_backward_call(softmax_backward_call<S, Score, ScoreBackward, G>& call, call_views& views,
                          const softmax_parameters<S>& given) {
   const attention_shape s = call.shape = check_attention_extents(views, call.q, call.k, call.v, call.out);
-  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v), views.read("out", call.out);
-  read_gradient_of_out(views, s, call.out, call.d_out, *given.lse, call.d_lse);
+  views.read("q", call.q), views.read("k", call.k), views.read("v", call.v);
+  if constexpr (makes_weights<Score>) {  // `out` is not needed: it has a shape alone
+    views.read_like("d_out", call.d_out, "the result", call.out);
+  } else {
+    views.read("out", call.out);
+    read_gradient_of_out(views, s, call.out, call.d_out, *given.lse, call.d_lse);
+  }
   check_softmax_numbers(views, s, given);
   check_key_options(views, s, given);
   const auto take = [&](const char* name, const auto& gradient, const memory_layout& of) {

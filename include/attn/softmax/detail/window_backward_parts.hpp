@@ -12,49 +12,20 @@ struct sliding_window_gradients;
 
 namespace detail {
 
-/// Numbers of each.
-struct window_partial_sizes {
-  idx_t keys, values;               // [globals][stride]
-  idx_t queries, relative_queries;  // [group][globals][stride]; the latter of relative keys
-  idx_t slopes, tables;             // [group], [group][table_size()]
-  idx_t relative, decay;            // [group][relative_entries()], [group][2 globals]: by global query and key
-};
-
+/// Adjacent in memory: what is added up as a whole.
 template <class T>
-class window_partial {
- public:
-  static window_partial layout(arena& memory, const window_partial_sizes& size) {
-    window_partial p;
-    p.size_ = size;
-    p.numbers_ = memory.allocate<T>(p.count());
-    p.sums_ = memory.allocate<double>(size.relative + size.decay);
-    return p;
-  }
-  void clear() const {
-    std::fill_n(numbers_, count(), T(0));
-    std::fill_n(sums_, size_.relative + size_.decay, 0.0);
-  }
+struct window_partial {
+  T *keys, *values;               // [globals][stride]
+  T *queries, *relative_queries;  // [group][globals][stride]; the latter of relative keys
+  T *slopes, *tables, *end;       // [group], [group][table_size()]
+  double *relative, *decay;       // [group][relative_entries()], [group][2 globals]: by global query and key
+  double* sums_end;
+
+  void clear() const { std::fill(keys, end, T(0)), std::fill(relative, sums_end, 0.0); }
   void add(const window_partial& more) const {
-    for (idx_t x = 0; x < count(); ++x) numbers_[x] += more.numbers_[x];
-    for (idx_t x = 0; x < size_.relative + size_.decay; ++x) sums_[x] += more.sums_[x];
+    for (idx_t x = 0; x < end - keys; ++x) keys[x] += more.keys[x];
+    for (idx_t x = 0; x < sums_end - relative; ++x) relative[x] += more.relative[x];
   }
-
-  T* keys() const { return numbers_; }
-  T* values() const { return keys() + size_.keys; }
-  T* queries() const { return values() + size_.values; }
-  T* relative_queries() const { return queries() + size_.queries; }
-  T* slopes() const { return relative_queries() + size_.relative_queries; }
-  T* tables() const { return slopes() + size_.slopes; }
-  double* relative() const { return sums_; }
-  double* decay() const { return sums_ + size_.relative; }
-
- private:
-  idx_t count() const {
-    return size_.keys + size_.values + size_.queries + size_.relative_queries + size_.slopes + size_.tables;
-  }
-  window_partial_sizes size_{};
-  T* numbers_ = nullptr;
-  double* sums_ = nullptr;
 };
 
 /// The keys [k0, k1) of class r of a key head, for the query heads [h, h_end), whose dilation is d.
@@ -134,10 +105,12 @@ struct window_parts : window_sets {
     p.sums.layout_sums(memory, round_up(slot_count(), panel_width<P>), bool(in.dk), bool(in.dv),
                        many_queries(slot_count()));
     p.decay = memory.allocate<double>(in.d_log_decay ? group * slot_count() : 0);
-    p.others = partial::layout(memory, {.keys = n * key, .values = n * value, .queries = queries,
-                                        .relative_queries = in.d_relative_queries ? queries : 0, .slopes = group,
-                                        .tables = group * in.table_size(), .relative = group * in.relative_entries(),
-                                        .decay = group * decay_entries()});
+    p.others = {.keys = memory.allocate<T>(n * key), .values = memory.allocate<T>(n * value),
+                .queries = memory.allocate<T>(queries),
+                .relative_queries = memory.allocate<T>(in.d_relative_queries ? queries : 0),
+                .slopes = memory.allocate<T>(group), .tables = memory.allocate<T>(group * in.table_size()),
+                .end = memory.allocate<T>(0), .relative = memory.allocate<double>(group * in.relative_entries()),
+                .decay = memory.allocate<double>(group * decay_entries()), .sums_end = memory.allocate<double>(0)};
     return p;
   }
 
