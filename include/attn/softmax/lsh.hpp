@@ -90,41 +90,6 @@ struct lsh_options {
   skipped_tiles* skipped = nullptr;
 };
 
-namespace detail {
-
-/// The checks of the options that only lsh has, and the settings of a call.
-template <class S, class Score>
-void take_lsh_options(call_views& views, softmax_call<S, Score>& call, const lsh_options<S>& options) {
-  const attention_shape& shape = call.shape;
-  check_length_list(views, "lengths", options.lengths, shape.batch, shape.keys);
-  check_rounds(views, options.rounds);
-  check_buckets(views, options.buckets);
-  views.at_least("chunk", 1, options.chunk);
-  views.at_least("lookback", 0, options.lookback);
-  views.at_least("lookahead", 0, options.lookahead);
-  views.fits("buckets of all tokens", {options.rounds, shape.keys});
-  views.fits("rotations", {options.rounds, shape.dim, options.buckets});
-  if (!(options.norm_eps >= 0 && std::isfinite(options.norm_eps)))
-    views.fail("a finite norm_eps >= 0", static_cast<double>(options.norm_eps));
-  if (options.scale && !options.scaled) views.fail("either a scale, or scaled = false", "both");
-  views.option("rotations", options.rotations, {{"rotations heads", shape.heads, or_one},
-                                                {"rotations rounds = rounds", options.rounds},
-                                                {"rotations rows = query dim", shape.dim},
-                                                {"rotations columns = buckets / 2 =", options.buckets / 2}});
-  call.lengths = {shape.queries, shape.keys, options.lengths, options.lengths};
-  call.terms.scale = scale_or_default(options.scale, options.scaled ? shape.dim : 1);
-}
-
-/// The keys are the queries, but the number of key heads is that of the values.
-template <class Q, class V>
-auto lsh_keys(const char* name, const Q& q, const V& v) {
-  const auto values = as_view(v);
-  validator(name).readable("v", values);
-  return as_view(q).slice(1, 0, values.extent(1));
-}
-
-}  // namespace detail
-
 /// Attention by locality-sensitive hashing; score as in full_softmax.hpp.
 template <viewable Q, viewable V, viewable O, class Options = lsh_options<element_of<const Q&>>,
           class Score = detail::no_score>

@@ -28,11 +28,9 @@ struct lsh_gradients {
   static constexpr unsigned shared = detail::fields::alibi_slopes;
 
   view_field<S> q{}, v{};
-  /// [H]
+  /// As in softmax_gradients.
   view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, L].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
 

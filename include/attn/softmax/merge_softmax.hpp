@@ -17,19 +17,12 @@ void merge_softmax(O&& out, std::type_identity_t<tensor_view<compute_type<elemen
   detail::require_one_element_type<const P&, const P&, const P&, O>();
   const tensor_view<S> into = as_view(out);
   const tensor_view<const S> from = as_view(other_out);
-  const idx_t batch = into.extent(0), heads = into.extent(1), length = into.extent(2);
+  const tensor_view<const S, 3> rows(nullptr, {into.extent(0), into.extent(1), into.extent(2)});
   detail::call_views views("merge_softmax");
-  views.read("other_out", from, {{"other_out batch = out batch", batch},
-                                 {"other_out heads = out heads", heads},
-                                 {"other_out length = out length", length},
-                                 {"other_out dim = out dim", into.extent(3)}});
-  views.read("other_lse", other_lse, {{"other_lse batch = out batch", batch},
-                                      {"other_lse heads = out heads", heads},
-                                      {"other_lse length = out length", length}});
-  views.write("out", into);
-  views.write("lse", lse, {{"lse batch = out batch", batch},
-                           {"lse heads = out heads", heads},
-                           {"lse length = out length", length}});
+  views.read_like("other_out", from, "out", into);
+  views.read_like("other_lse", other_lse, "the rows of out", rows);
+  views.write("out", into), views.write("lse", lse);
+  detail::check_same_shape(views, "lse", lse, "the rows of out", rows);
   detail::run_merge_softmax<S>(into, lse, from, other_lse);
 }
 

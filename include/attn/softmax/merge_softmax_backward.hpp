@@ -38,28 +38,6 @@ struct merge_softmax_gradients {
   bool accumulate = false;
 };
 
-namespace detail {
-
-template <class S>
-void check_merge_backward(const tensor_view<const S>& out, const tensor_view<const compute_type<S>, 3>& lse,
-                          const tensor_view<const S>& other_out, const tensor_view<const compute_type<S>, 3>& other_lse,
-                          const tensor_view<const S>& d_out, const merge_softmax_gradients<S>& g) {
-  call_views views("merge_softmax_backward");
-  views.gradient("out", g.out, out);
-  views.gradient("lse", g.lse, lse);
-  views.gradient("other_out", g.other_out, other_out);
-  views.gradient("other_lse", g.other_lse, other_lse);
-  views.read("out", out);
-  views.read_like("other_out", other_out, "out", out);
-  views.read_like("d_out", d_out, "out", out);
-  const tensor_view<const S, 3> rows(nullptr, {out.extent(0), out.extent(1), out.extent(2)});
-  views.read_like("lse", lse, "the rows of out", rows);
-  views.read_like("other_lse", other_lse, "the rows of out", rows);
-  if (g.d_lse) views.read_like("d_lse", g.d_lse, "the rows of out", rows);
-}
-
-}  // namespace detail
-
 /// The gradients of merge_softmax. See the top of the file.
 template <viewable O, viewable P, viewable D, class Rows = tensor_view<const compute_type<element_of<const O&>>, 3>>
 void merge_softmax_backward(const O& out, std::type_identity_t<Rows> lse, const P& other_out,

@@ -27,11 +27,9 @@ struct neighborhood_gradients {
   view_field<S> q{}, k{}, v{};
   /// As the option.
   view_field<real, 2> relative_bias{};
-  /// [H]
+  /// As in softmax_gradients.
   view_field<real, 1> sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
 

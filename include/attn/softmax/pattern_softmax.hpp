@@ -28,25 +28,16 @@ struct pattern_softmax_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::of_pattern;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
+  /// As in full_softmax_options; mask: which keys of the pattern a query sees.
   std::optional<real> scale{};
-  /// A query sees no key after its own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Which keys of the pattern a query sees: [B or 1, H or 1, Lq or 1, Lk] of bool or bytes.
   mask_view mask{};
-  /// As in full_softmax_options, and so is dropout.
   key_mask_view key_mask{};
   view_field<const real, 2> relative_bias{};
-  /// c tanh(s / c) on scale q.k.
   std::optional<real> softcap{};
-  /// ALiBi: -slope |distance of positions|, one slope per head.
-  list_view<real> alibi_slopes{};
-  /// A logit per head that joins the denominator and has no value.
-  list_view<real> sinks{};
+  list_view<real> alibi_slopes{}, sinks{};
   dropout_options dropout{};
-  /// Written if given: the natural logarithm of the denominator, sink included, [B, H, Lq].
   view_field<real, 3> lse{};
   std::optional<real> skip_below{}, skip_share{};
   skipped_tiles* skipped = nullptr;

@@ -41,13 +41,10 @@ struct pointwise_options {
 
   /// f: sigmoid, silu, relu or squared_relu (pointwise_activation.hpp).
   pointwise_activation activation = pointwise_activation::sigmoid;
-  /// Factor of q.k; 1 / sqrt(D) unless given.
-  std::optional<real> scale{};
-  /// Query i sees the keys up to its position.
-  bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
-  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   /// As in full_softmax_options.
+  std::optional<real> scale{};
+  bool causal = false;
+  list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
   std::optional<idx_t> first_position{};
   /// Number of keys seen before and after the query's own, >= 0; unlimited unless given.
   idx_t left = unlimited, right = unlimited;

@@ -27,10 +27,9 @@ struct pointwise_step_options {
   using real = compute_type<S>;
   static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_pointwise;
 
-  /// As in pointwise_options.
+  /// As in pointwise_options; lengths and rotary as in softmax_step_options.
   pointwise_activation activation = pointwise_activation::sigmoid;
   std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
   /// Number of keys seen before the query's own, >= 0; unlimited unless given.
   idx_t left = unlimited;
@@ -38,7 +37,6 @@ struct pointwise_step_options {
   real weight = 1;
   view_field<const real, 2> row_weights{};
   real shift = 0;
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   /// As in pointwise_options: bias and mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones], key_mask
   /// likewise for all those tokens.

@@ -35,11 +35,9 @@ struct selected_keys_step_options {
                                      detail::fields::of_softmax | detail::fields::skip;
 
   /// As in selected_keys_options; lse is [B, H, n], mask [B or 1, H or 1, n or 1, cache.tokens() with the new ones]
-  /// and key_mask as long.
+  /// and key_mask as long. lengths and rotary as in softmax_step_options.
   std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   idx_t block = 1;
   mask_view mask{};

@@ -34,13 +34,10 @@ struct sliding_window_options {
                                      detail::fields::distances | detail::fields::masks | detail::fields::of_softmax |
                                      detail::fields::dropout | detail::fields::skip;
 
-  /// Factor of q.k; 1 / sqrt(D) unless given.
+  /// As in full_softmax_options; with causal a query sees no key after its own position, not even a global one.
   std::optional<real> scale{};
-  /// A query sees no key after its own position, not even a global one.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or separately. Rows of padding are 0 in out.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// As in full_softmax_options.
   std::optional<idx_t> first_position{};
   /// Number of keys seen before and after the query's own, >= 0, or `unlimited`; a window of 2 w + 1 keys is left =
   /// right = w.
@@ -68,30 +65,6 @@ struct sliding_window_options {
   std::optional<real> skip_below{}, skip_share{};
   skipped_tiles* skipped = nullptr;
 };
-
-namespace detail {
-
-/// Checks the options that only sliding_window has, for a call with this `out`.
-template <class S>
-void check_window_options(call_views& views, const attention_shape& shape, const sliding_window_options<S>& options,
-                          const memory_layout& out) {
-  views.read("q_global", options.q_global);
-  views.read("k_global", options.k_global);
-  views.read("v_global", options.v_global);
-  views.at_least("right", 0, options.right);
-  if (options.dilation.size() > 1) check_per_head(views, "dilation", options.dilation, shape.heads);
-  check_window(views, options, shape.batch);
-  const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
-  if (own == 0) return;
-  if (own != 3) views.fail("q_global, k_global and v_global together", error_text{"only ", own, " of them"});
-  const attention_shape globals =
-      check_attention_extents(views, options.q_global, options.k_global, options.v_global, out);
-  views.extents({{"q_global dim = query dim", shape.dim, globals.dim},
-                 {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
-                 {"k_global length = key length", shape.keys, globals.keys}});
-}
-
-}  // namespace detail
 
 /// Sliding-window attention; options, score and execution may each be left out. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_options<element_of<const Q&>>,

@@ -28,20 +28,13 @@ struct sliding_window_gradients {
   static constexpr unsigned shared = detail::fields::k | detail::fields::distances | detail::fields::alibi_slopes;
 
   view_field<S> q{}, k{}, v{}, q_global{}, k_global{}, v_global{};
-  /// As relative_bias: [H or 1, 2R + 1].
+  /// As in full_softmax_gradients.
   view_field<real, 2> relative_bias{};
-  /// As relative_keys, [H or 1, 2R + 1, D], and relative_queries, [B, H, Lq, D].
   view_field<real, 3> relative_keys{};
   view_field<S> relative_queries{};
-  /// As position_queries: [H or 1, 2R + 1, D].
-  view_field<real, 3> position_queries{};
-  /// As log_decay: [B, H, Lk].
-  view_field<real, 3> log_decay{};
-  /// [H]
+  view_field<real, 3> position_queries{}, log_decay{};
   view_field<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
   view_field<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
 

@@ -73,21 +73,6 @@ class sliding_window_cache : public detail::cached_sequences<detail::window_toke
   using base::capacity, base::rows, base::bytes;
 };
 
-namespace detail {
-
-/// The checked window of a call over a cache of all tokens.
-template <class S>
-sliding_window_options<S> window_of_call(const validator& check, const sliding_window_cache_options& window,
-                                         const attention_shape& shape) {
-  check_window(check, window, shape.batch);
-  if (window.rotate) check.fail("no rotate in a window, which is an option of the cache", "one");
-  stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
-  return {.causal = true, .left = window.left, .dilation = window.dilation,
-          .global_positions = window.global_positions, .global_counts = window.global_counts};
-}
-
-}  // namespace detail
-
 /// Feeds n tokens and attends their queries; options, score and execution may each be left out. See the top of the
 /// file.
 template <detail::cache_element C, viewable Q, viewable K, viewable V, viewable O,

@@ -31,11 +31,9 @@ struct pattern_gradients {
   tensor_view<S> q{}, k{}, v{};
   /// As relative_bias: [H or 1, 2R + 1].
   view_field<real, 2> relative_bias{};
-  /// [H]
+  /// As in softmax_gradients.
   tensor_view<real, 1> alibi_slopes{}, sinks{};
-  /// Read, not written: the gradient of lse, [B, H, Lq].
   tensor_view<const real, 3> d_lse{};
-  /// Add to what is there instead of writing it over.
   bool accumulate = false;
 };
 

@@ -45,19 +45,6 @@ struct topk_blocks_options {
   skipped_tiles* skipped = nullptr;
 };
 
-namespace detail {
-
-/// The checks of the options that only topk_blocks has.
-template <class Call, class Options>
-topk_shape check_topk(Call& call, const Options& options) {
-  call.check.at_least("block", 1, options.block);
-  call.check.at_least("topk", 1, options.topk);
-  call.causal = true;
-  return topk_shape(call.shape.keys, options.block, options.topk);
-}
-
-}  // namespace detail
-
 /// Attention over the best blocks; score as in full_softmax.hpp.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = topk_blocks_options<element_of<const Q&>>,
           class Score = detail::no_score>

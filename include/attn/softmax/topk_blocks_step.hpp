@@ -29,11 +29,9 @@ struct topk_blocks_step_options {
   static constexpr unsigned shared = detail::fields::of_cache | detail::fields::rotary | detail::fields::of_softmax |
                                      detail::fields::skip;
 
-  /// As in topk_blocks_options; lse is [B, H, n].
+  /// As in topk_blocks_options; lse is [B, H, n]. lengths and rotary as in softmax_step_options.
   std::optional<real> scale{};
-  /// Item b has the first lengths[b] tokens of the chunk, the rest is padding; all tokens unless given.
   list_view<idx_t> lengths{};
-  /// Rotates the new queries and keys to their positions, which follow the item's tokens so far, before anything else.
   std::optional<rotary_options<S>> rotary{};
   idx_t topk = 3;
   std::optional<real> softcap{};

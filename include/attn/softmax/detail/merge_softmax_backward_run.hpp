@@ -13,6 +13,24 @@ struct merge_softmax_gradients;
 
 namespace detail {
 
+template <class S>
+void check_merge_backward(const tensor_view<const S>& out, const tensor_view<const compute_type<S>, 3>& lse,
+                          const tensor_view<const S>& other_out, const tensor_view<const compute_type<S>, 3>& other_lse,
+                          const tensor_view<const S>& d_out, const merge_softmax_gradients<S>& g) {
+  call_views views("merge_softmax_backward");
+  views.gradient("out", g.out, out);
+  views.gradient("lse", g.lse, lse);
+  views.gradient("other_out", g.other_out, other_out);
+  views.gradient("other_lse", g.other_lse, other_lse);
+  views.read("out", out);
+  views.read_like("other_out", other_out, "out", out);
+  views.read_like("d_out", d_out, "out", out);
+  const tensor_view<const S, 3> rows(nullptr, {out.extent(0), out.extent(1), out.extent(2)});
+  views.read_like("lse", lse, "the rows of out", rows);
+  views.read_like("other_lse", other_lse, "the rows of out", rows);
+  if (g.d_lse) views.read_like("d_lse", g.d_lse, "the rows of out", rows);
+}
+
 template <class S, class T = compute_type<S>>
 void run_merge_softmax_backward(const tensor_view<const S>& mine, const tensor_view<const T, 3>& lse,
                                 const tensor_view<const S>& theirs, const tensor_view<const T, 3>& other_lse,

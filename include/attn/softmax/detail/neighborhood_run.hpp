@@ -198,7 +198,6 @@ struct neighborhood_plan : row_plan {
     for (const axis_cells& axis : axes) all *= static_cast<double>(axis.pairs);
     return all;
   }
-  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
 
   idx_t tasks(idx_t, idx_t, idx_t) const { return strip_count; }
   template <class Visit>
@@ -239,6 +238,44 @@ struct neighborhood_plan : row_plan {
     return token;
   }
 };
+
+/// The axes that options describe. Throws std::invalid_argument for options that do not fit.
+template <class Options>
+grid_axes checked_grid(const validator& check, const attention_shape& shape, const Options& o) {
+  const idx_t axes = o.grid.axes();
+  if (axes < 1 || axes > 3) check.fail("a grid of 1 to 3 axes", axes);
+  const auto one_per_axis = [&](const char* what, const auto& numbers, bool needed) {
+    if ((needed || numbers.axes() > 0) && numbers.axes() != axes)
+      check.fail({what, " for each of ", axes, " axes of the grid"}, numbers.axes());
+  };
+  one_per_axis("kernel", o.kernel, true), one_per_axis("stride", o.stride, false);
+  one_per_axis("dilation", o.dilation, false), one_per_axis("causal_axes", o.causal_axes, false);
+  one_per_axis("shift", o.shift, false);
+  grid_axes grid{};
+  std::array<idx_t, 3> counts{1, 1, 1}, offsets{1, 1, 1};
+  const auto between = [&](const char* what, idx_t least, idx_t most, idx_t x) {
+    if (x < least || x > most) check.fail({what, " from ", least, " to ", most}, x);
+  };
+  for (idx_t a = 0; a < axes; ++a) {
+    const auto given = [a](const auto& of, idx_t otherwise) { return of.axes() ? of[a] : otherwise; };
+    grid_axis& to = grid[a + 5 - axes];
+    to = {.count = o.grid[a], .kernel = o.kernel[a], .stride = given(o.stride, 1), .dilation = given(o.dilation, 1),
+          .shift = given(o.shift, 0), .causal = given(o.causal_axes, 0) != 0};
+    check.at_least("grid", 0, to.count);
+    const idx_t most = std::max<idx_t>(to.count, 1);  // of no tokens all is well
+    between("kernel", 1, most, to.kernel);
+    between("stride", 1, to.kernel, to.stride);
+    between("dilation, since kernel * dilation is within the axis,", 1, most / to.kernel, to.dilation);
+    between("shift", 0, most - 1, to.shift);
+    between("causal_axes", 0, 1, given(o.causal_axes, 0));
+    counts[static_cast<std::size_t>(a)] = to.count, offsets[static_cast<std::size_t>(a)] = 2 * to.kernel - 1;
+  }
+  check.equal("the product of the grid = query length", shape.queries, checked_product(counts));
+  check.equal("key length = query length", shape.queries, shape.keys);
+  if (o.relative_bias)
+    check.equal("relative_bias entries = product of 2 kernel - 1", checked_product(offsets), o.relative_bias.extent(1));
+  return grid;
+}
 
 /// body(plan) for a call on a grid, with the tables of both.
 template <class S, class Score, class Body>

@@ -59,7 +59,6 @@ struct pattern_plan : row_plan {
   idx_t capacity() const { return gathered; }
   idx_t listed_capacity() const { return not_in_place; }
   double operations(idx_t per_score) const { return visible_keys * static_cast<double>(per_score); }
-  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
   bool shared() const { return packed_once; }
 
   /// A task is a query set.

@@ -123,11 +123,10 @@ struct pointwise_function {
 
   static constexpr bool own = !std::same_as<std::remove_const_t<F>, no_function>;
 
-  /// What the sum of row i of a batch item is multiplied with, `weight` apart.
-  T row_weight(idx_t b, idx_t i) const {
-    return row_weights ? row_weights(row_weights.extent(0) == 1 ? 0 : b, i) : T(1);
+  /// The factor of the sum of row i of a batch item.
+  T factor(idx_t b, idx_t i) const {
+    return weight * (row_weights ? row_weights(row_weights.extent(0) == 1 ? 0 : b, i) : T(1));
   }
-  T factor(idx_t b, idx_t i) const { return weight * row_weight(b, i); }
 
   /// Scores x, times `times`, become weights; count is a multiple of the vector width.
   [[gnu::noinline]] void weigh(T* x, idx_t count, T times) const {

@@ -20,7 +20,6 @@
 //                                                    empty; seen(row) are the slots that row of the query set sees
 //   capacity()                    slots of the keys that a query set packs itself, at most
 //   operations(per_score)          of all heads: per_score for every query and key
-//   numbers(shape)                per key head, or head: what should stay in the caches
 #pragma once
 
 #include <attn/core/detail/attention_shape.hpp>
@@ -77,6 +76,8 @@ struct row_plan {
   /// prepare(first, count, for_each_step): the tables of query heads [first, first + count) of every item.
   template <class... X>
   void prepare(X&&...) const {}
+  /// Per key head, or head: what should stay in the caches.
+  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
   /// Whether a row may be in several query sets of a task.
   bool several_sets() const { return false; }
   /// Whether what a stage adds to a row is summed up before it meets the sums of earlier stages, as it must be where

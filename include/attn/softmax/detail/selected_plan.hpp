@@ -58,7 +58,6 @@ struct selected_plan : Names {
   bool accumulates() const { return most * ceil_div(block, key_block) > few_sums; }
   bool keeps_errors() const { return most > few_sums; }
   idx_t capacity() const { return shared() ? 0 : block + panel; }
-  static idx_t numbers(const attention_shape& s) { return s.keys * (s.dim + s.dim_v); }
 
   /// Queries of a segment: so many that, on average, those that name a block fill some tiles.
   idx_t segment_size(idx_t queries) const {

@@ -305,6 +305,26 @@ struct sliding_window_driver : window_sets {
   }
 };
 
+/// Checks the options that only sliding_window has, for a call with this `out`.
+template <class S>
+void check_window_options(call_views& views, const attention_shape& shape, const sliding_window_options<S>& options,
+                          const memory_layout& out) {
+  views.read("q_global", options.q_global);
+  views.read("k_global", options.k_global);
+  views.read("v_global", options.v_global);
+  views.at_least("right", 0, options.right);
+  if (options.dilation.size() > 1) check_per_head(views, "dilation", options.dilation, shape.heads);
+  check_window(views, options, shape.batch);
+  const int own = bool(options.q_global) + bool(options.k_global) + bool(options.v_global);
+  if (own == 0) return;
+  if (own != 3) views.fail("q_global, k_global and v_global together", error_text{"only ", own, " of them"});
+  const attention_shape globals =
+      check_attention_extents(views, options.q_global, options.k_global, options.v_global, out);
+  views.extents({{"q_global dim = query dim", shape.dim, globals.dim},
+                 {"k_global heads = key heads", shape.kv_heads, globals.kv_heads},
+                 {"k_global length = key length", shape.keys, globals.keys}});
+}
+
 /// Queries of a chunk. Longer windows have longer chunks: the keys that neighbouring chunks pack again stay fewer than
 /// a chunk's own. (At least 8 blocks, not 4: 0.97 of the time with 128 keys on each side, Zen 4.)
 inline idx_t window_chunk(idx_t left, idx_t right) {

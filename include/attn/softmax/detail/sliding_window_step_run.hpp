@@ -137,6 +137,16 @@ struct window_step : stream_plan<S, Score, C> {
   }
 };
 
+/// The checked window of a call over a cache of all tokens.
+template <class S, class Options>
+sliding_window_options<S> window_of_call(const validator& check, const Options& window, const attention_shape& shape) {
+  check_window(check, window, shape.batch);
+  if (window.rotate) check.fail("no rotate in a window, which is an option of the cache", "one");
+  stream_window{window.left, window.dilation}.check_heads(check, shape.heads);
+  return {.causal = true, .left = window.left, .dilation = window.dilation,
+          .global_positions = window.global_positions, .global_counts = window.global_counts};
+}
+
 template <class S, class Score, class C, class Source>
 void attend_stream_window(softmax_call<S, Score, C> call, const Source& source) {
   const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, std::nullopt); });

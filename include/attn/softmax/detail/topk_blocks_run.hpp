@@ -84,6 +84,15 @@ selected_plan<topk_names<S>> topk_plan_of(const softmax_call<S, Score>& in, cons
           panel_width<compute_type<S>>};
 }
 
+/// The checks of the options that only topk_blocks has.
+template <class Call, class Options>
+topk_shape check_topk(Call& call, const Options& options) {
+  call.check.at_least("block", 1, options.block);
+  call.check.at_least("topk", 1, options.topk);
+  call.causal = true;
+  return topk_shape(call.shape.keys, options.block, options.topk);
+}
+
 template <class S, class Score>
 void run_topk_blocks(const softmax_call<S, Score>& call, const topk_shape& blocks) {
   run_plan(call, topk_plan_of(call, blocks));
