@@ -91,8 +91,8 @@ void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S,
     if (!has_few_tokens(parts[0].x, parts[0].weight, exec))
       return project_many_tokens<P>(parts, exec, [&](std::size_t n) -> const auto& { return parts[n].x; });
     for_each_head(heads, exec.active_threads(), exec, [&](idx_t h, execution& e) {
-      const head_projection<P>& one = (*list)[h];
-      run_projections<P>(one.x, {&one, 1}, e);
+      const projection<P>& one = (*list)[h];
+      run_projections<P>((*list)[h].x, {&one, 1}, e);
     });
   });
 }
