@@ -58,7 +58,7 @@ TEMPLATE_LIST_TEST_CASE("law 3 of gradients: any layout gives the same bits", "[
       attn::execution serial;
       const law_gradients<T> plain = differentiate(op, shape, in, forward, d_out, serial);
       for (std::size_t a = 0; a < count; ++a) {
-        if ((few_shapes || shape.keys > 65) && (a + n) % 3 != 0) continue;
+        if ((by_turns<T> || shape.keys > 65) && (a + n) % 3 != 0) continue;
         INFO(op.name << ", " << text(shape) << ", all: " << layouts[a].name);
         check_gradient_layouts(op, shape, in, forward, d_out, plain, [a](std::size_t) { return &layouts[a]; });
       }
@@ -92,7 +92,7 @@ TEMPLATE_LIST_TEST_CASE("law 4 of gradients: any number of threads gives the sam
       law_gradients<T> alone;
       if (!races_only) alone = differentiate(op, shape, in, forward, d_out, serial);
       for (attn::execution* threads : {&two, &three, &seven}) {
-        if (few_shapes && threads != &three) continue;
+        if (by_turns<T> && threads != &three) continue;
         INFO(threads->threads() << " threads");
         const law_gradients<T> shared = differentiate(op, shape, in, forward, d_out, *threads);
         CHECK((races_only || identical(shared, alone)));

@@ -212,6 +212,11 @@ const std::vector<law_operator<T>>& operators() {
   return table;
 }
 
+// How threads share a call, where a layout is read from and what a NaN reaches is the same code in double as in float:
+// all ways in float, by turns in double.
+template <class T>
+inline constexpr bool by_turns = few_shapes || std::is_same_v<T, double>;
+
 // Every length meets a pair of dims, and eight lengths all dims of keys and of values; lengths that cost little meet
 // another pair. For few operators, which qemu may run, no length exceeds a block of keys.
 inline std::vector<law_shape> law_shapes(std::vector<idx_t> lengths = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}) {
