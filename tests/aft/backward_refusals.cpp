@@ -3,8 +3,7 @@
 #include <functional>
 
 #include "support/call_aft.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::backward_refusals_tests {
 namespace {
@@ -29,6 +28,9 @@ struct arguments {
   explicit arguments(const extents& w_shape)
       : w_view(w.data.data(), w_shape), dw(gradients[3].data.data(), w_shape) {}
   arguments(const arguments&) = delete;
+  std::vector<const tensor<float>*> written() const {
+    return {&gradients[0], &gradients[1], &gradients[2], &gradients[3]};
+  }
 
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
   out_view<float> writable(idx_t b, idx_t h, idx_t i, idx_t d) { return {other.data.data(), {b, h, i, d}}; }
@@ -36,11 +38,7 @@ struct arguments {
 
 using call = std::function<void(arguments&, attn::execution&)>;
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(arguments&)> change;
-};
+using refused = testing::refused<arguments>;
 
 // What all four refuse.
 std::vector<refused> common_refusals() {
@@ -51,25 +49,17 @@ std::vector<refused> common_refusals() {
       {"other heads of d_out", "d_out heads", [](arguments& d) { d.d_view = d.shaped(2, 2, 6, 8); }},
       {"another length of d_out", "d_out length", [](arguments& d) { d.d_view = d.shaped(2, 3, 5, 8); }},
       {"another dim of d_out", "d_out dim", [](arguments& d) { d.d_view = d.shaped(2, 3, 6, 7); }},
-      {"a null d_out", "null",
-       [](arguments& d) {
-         d.d_view = {nullptr, {2, 3, 6, 8}};
-       }},
+      {"a null d_out", "null", [](arguments& d) { d.d_view = null_view(2, 3, 6, 8); }},
       {"another length of the gradient of q", "gradient of q", [](arguments& d) { d.dq = d.writable(2, 3, 5, 8); }},
       {"another dim of the gradient of k", "gradient of k", [](arguments& d) { d.dk = d.writable(2, 3, 6, 9); }},
       {"other heads of the gradient of v", "gradient of v", [](arguments& d) { d.dv = d.writable(2, 4, 6, 8); }},
-      {"a null gradient of q", "null",
-       [](arguments& d) {
-         d.dq = {nullptr, {2, 3, 6, 8}};
-       }},
+      {"a null gradient of q", "null", [](arguments& d) { d.dq = null_view(2, 3, 6, 8); }},
       {"a gradient of q that is q", "overlap", [](arguments& d) { d.q_view = view(std::as_const(d.gradients[0])); }},
       {"a gradient of k that is d_out", "overlap",
        [](arguments& d) { d.d_view = view(std::as_const(d.gradients[1])); }},
       {"a gradient of k that is that of v", "overlap", [](arguments& d) { d.dk = d.dv; }},
       {"a gradient of v whose rows are one", "overlap",
-       [](arguments& d) {
-         d.dv = {d.gradients[2].data.data(), {2, 3, 6, 8}, {24, 8, 0, 1}};
-       }},
+       [](arguments& d) { d.dv = reshaped(d.gradients[2].data.data(), 2, 3, 6, 8).strided(24, 8, 0, 1); }},
       {"too few lengths", "lengths", [](arguments& d) { d.lengths = {6}; }},
       {"a length beyond the buffer", "lengths",
        [](arguments& d) {
@@ -92,19 +82,7 @@ std::vector<refused> with_biases(std::vector<refused> list) {
 
 void check_refused(const std::string& name, const extents& w, const std::vector<refused>& list, const call& run) {
   attn::execution serial;
-  arguments good(w);
-  CHECK(refusal([&] { run(good, serial); }) == "");
-  for (const auto& bad : list) {
-    arguments d(w);
-    bad.change(d);
-    INFO(name << " with " << bad.what);
-    const std::string message = refusal([&] { run(d, serial); });
-    INFO(message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(bad.says) != std::string::npos);
-    for (const auto& x : d.gradients)
-      CHECK(std::all_of(x.data.begin(), x.data.end(), [](float value) { return value == 7; }));
-  }
+  testing::check_refused(name, list, [&](arguments& d) { run(d, serial); }, w);
 }
 
 std::function<void(arguments&)> biases(idx_t h, idx_t rows, idx_t columns) {

@@ -3,8 +3,7 @@
 #include <functional>
 
 #include "support/call_aft.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::refusals_tests {
 namespace {
@@ -23,17 +22,14 @@ struct arguments {
 
   explicit arguments(const in_view<float>::extents_type& w_shape) : w_view(w.data.data(), w_shape) {}
   arguments(const arguments&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&out}; }
 
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
 using call = std::function<void(arguments&, attn::execution&)>;
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(arguments&)> change;
-};
+using refused = testing::refused<arguments>;
 
 // What all four refuse.
 std::vector<refused> common_refusals() {
@@ -51,29 +47,15 @@ std::vector<refused> common_refusals() {
       {"another length of out", "out length", [](arguments& d) { d.out_view_ = d.out_view_.slice(2, 0, 5); }},
       {"another dim of out", "out dim", [](arguments& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
       {"a negative extent", "extent", [](arguments& d) { d.k_view = d.shaped(2, 3, -6, 8); }},
-      {"a null q", "null",
-       [](arguments& d) {
-         d.q_view = {nullptr, {2, 3, 6, 8}};
-       }},
-      {"a null k", "null",
-       [](arguments& d) {
-         d.k_view = {nullptr, {2, 3, 6, 8}};
-       }},
-      {"a null v", "null",
-       [](arguments& d) {
-         d.v_view = {nullptr, {2, 3, 6, 8}};
-       }},
-      {"a null out", "null",
-       [](arguments& d) {
-         d.out_view_ = {nullptr, {2, 3, 6, 8}};
-       }},
+      {"a null q", "null", [](arguments& d) { d.q_view = null_view(2, 3, 6, 8); }},
+      {"a null k", "null", [](arguments& d) { d.k_view = null_view(2, 3, 6, 8); }},
+      {"a null v", "null", [](arguments& d) { d.v_view = null_view(2, 3, 6, 8); }},
+      {"a null out", "null", [](arguments& d) { d.out_view_ = null_view(2, 3, 6, 8); }},
       {"out that is q", "overlap", [](arguments& d) { d.q_view = view(std::as_const(d.out)); }},
       {"out that is k", "overlap", [](arguments& d) { d.k_view = view(std::as_const(d.out)); }},
       {"out that is v", "overlap", [](arguments& d) { d.v_view = view(std::as_const(d.out)); }},
       {"out whose rows are one", "overlap",
-       [](arguments& d) {
-         d.out_view_ = {d.out.data.data(), {2, 3, 6, 8}, {24, 8, 0, 1}};
-       }},
+       [](arguments& d) { d.out_view_ = reshaped(d.out, 2, 3, 6, 8).strided(24, 8, 0, 1); }},
       {"too few lengths", "lengths", [](arguments& d) { d.lengths = {6}; }},
       {"too many lengths", "lengths",
        [](arguments& d) {
@@ -103,18 +85,7 @@ std::vector<refused> with_biases(std::vector<refused> list) {
 void check_refused(const std::string& name, const in_view<float>::extents_type& w, const std::vector<refused>& list,
                    const call& run) {
   attn::execution serial;
-  arguments good(w);
-  CHECK(refusal([&] { run(good, serial); }) == "");
-  for (const auto& bad : list) {
-    arguments d(w);
-    bad.change(d);
-    INFO(name << " with " << bad.what);
-    const std::string message = refusal([&] { run(d, serial); });
-    INFO(message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(bad.says) != std::string::npos);
-    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float value) { return value == 7; }));
-  }
+  testing::check_refused(name, list, [&](arguments& d) { run(d, serial); }, w);
 }
 
 std::function<void(arguments&)> biases(idx_t h, idx_t rows, idx_t columns) {

@@ -3,8 +3,7 @@
 #include <functional>
 
 #include "support/call_kernel.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::backward_refusals_tests {
 namespace {
@@ -26,34 +25,13 @@ struct backward_inputs {
 
   backward_inputs() = default;
   backward_inputs(const backward_inputs&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &dw, &dg}; }
 
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
   void gated() { gates = {gate.data.data(), {2, 4, 9}}, dg_view = {dg.data.data(), {2, 4, 9}}; }
 };
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(backward_inputs&)> alter;
-};
-
-void check_refused(const std::string& name, const std::vector<refused>& list,
-                   const std::function<void(backward_inputs&)>& run) {
-  {
-    backward_inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    backward_inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(name << ", " << wrong.what << ": " << message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    for (const tensor<float>* x : {&d.dq, &d.dk, &d.dv, &d.dw, &d.dg})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
-}
+using refused = testing::refused<backward_inputs>;
 
 // What every one of them refuses.
 std::vector<refused> common() {
@@ -70,48 +48,28 @@ std::vector<refused> common() {
           {"another length of d_out", "d_out length", [](backward_inputs& d) { d.d_view = d.shaped(2, 4, 7, 5); }},
           {"other heads of d_out", "d_out heads", [](backward_inputs& d) { d.d_view = d.shaped(2, 2, 6, 5); }},
           {"another batch of d_out", "d_out batch", [](backward_inputs& d) { d.d_view = d.shaped(1, 4, 6, 5); }},
-          {"a null q", "null",
-           [](backward_inputs& d) {
-             d.q_view = {nullptr, {2, 4, 6, 8}};
-           }},
-          {"a null d_out", "null",
-           [](backward_inputs& d) {
-             d.d_view = {nullptr, {2, 4, 6, 5}};
-           }},
-          {"a null gradient with extents", "null",
-           [](backward_inputs& d) {
-             d.dq_view = {nullptr, {2, 4, 6, 8}};
-           }},
+          {"a null q", "null", [](backward_inputs& d) { d.q_view = null_view(2, 4, 6, 8); }},
+          {"a null d_out", "null", [](backward_inputs& d) { d.d_view = null_view(2, 4, 6, 5); }},
+          {"a null gradient with extents", "null", [](backward_inputs& d) { d.dq_view = null_view(2, 4, 6, 8); }},
           {"a gradient of q of another shape", "the gradient of q of the shape of q",
            [](backward_inputs& d) { d.dq_view = d.dq_view.slice(2, 0, 5); }},
           {"a gradient of k of another shape", "the gradient of k",
            [](backward_inputs& d) { d.dk_view = d.dk_view.slice(3, 0, 7); }},
           {"a gradient of v of another shape", "the gradient of v",
            [](backward_inputs& d) { d.dv_view = d.dv_view.slice(1, 0, 1); }},
-          {"a gradient that is an input", "overlap",
-           [](backward_inputs& d) {
-             d.q_view = {d.dq.data.data(), {2, 4, 6, 8}};
-           }},
+          {"a gradient that is an input", "overlap", [](backward_inputs& d) { d.q_view = reshaped(d.dq, 2, 4, 6, 8); }},
           {"a gradient that is d_out", "overlap",
-           [](backward_inputs& d) {
-             d.d_view = {d.dq.data.data(), {2, 4, 6, 5}, {192, 48, 8, 1}};
-           }},
+           [](backward_inputs& d) { d.d_view = reshaped(d.dq, 2, 4, 6, 5).strided(192, 48, 8, 1); }},
           {"two gradients in one place", "overlap",
-           [](backward_inputs& d) {
-             d.dv_view = {d.dk.data.data(), {2, 2, 9, 5}, {144, 72, 8, 1}};
-           }},
+           [](backward_inputs& d) { d.dv_view = reshaped(d.dk, 2, 2, 9, 5).strided(144, 72, 8, 1); }},
           {"a gradient whose rows are one", "overlap",
-           [](backward_inputs& d) {
-             d.dq_view = {d.dq.data.data(), {2, 4, 6, 8}, {192, 48, 0, 1}};
-           }},
+           [](backward_inputs& d) { d.dq_view = reshaped(d.dq, 2, 4, 6, 8).strided(192, 48, 0, 1); }},
           {"a negative eps", "eps", [](backward_inputs& d) { d.eps = -1; }}};
 }
 
 std::vector<refused> gates(const char* name) {
   return {{"a gradient of gates not given", name,
-           [](backward_inputs& d) {
-             d.dg_view = {d.dg.data.data(), {2, 4, 9}};
-           }},
+           [](backward_inputs& d) { d.dg_view = reshaped(d.dg, 2, 4, 9); }},
           {"a gradient of gates of another shape", name,
            [](backward_inputs& d) { d.gated(), d.dg_view = d.dg_view.slice(1, 0, 2); }},
           {"gates of another length", name,
@@ -126,9 +84,8 @@ std::vector<refused> features() {
           {"features not given", "features", [](backward_inputs& d) { d.features = {}; }},
           {"a gradient of features of another shape", "the gradient of features",
            [](backward_inputs& d) { d.dw_view = d.dw_view.slice(1, 0, 9); }},
-          {"a gradient of features that is theirs", "overlap", [](backward_inputs& d) {
-             d.features = {d.dw.data.data(), {1, 10, 8}};
-           }}};
+          {"a gradient of features that is theirs", "overlap",
+           [](backward_inputs& d) { d.features = reshaped(d.dw, 1, 10, 8); }}};
 }
 
 template <class... Lists>

@@ -1,46 +1,12 @@
 // delta_rule against its reference: every option alone and in combination, odd lengths and dims, all types; its steps.
-#include "support/call_delta_rule.hpp"
+#include "kernel/recurrence.hpp"
 
-#include <functional>
-
-#include "support/catch.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::delta_rule_tests {
-namespace {
 
-template <class S>
-void check(const delta_rule_problem& problem) {
-  const delta_rule_problem p = rounded<S>(problem);
-  const reference::result actual = run_serially<S>(p), wanted = expected(p);
-  // A triangular system is solved for every chunk, which loses somewhat more than a sum.
-  CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
-  CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<S>>::out);
-}
-
-// The tokens of p in the chunks given, and the state in the end.
-template <class S>
-reference::result streamed(const delta_rule_problem& p, const std::vector<idx_t>& chunks) {
-  const delta_rule_memory<S> m(p);
-  attn::delta_rule_state<S> state({.batch = p.x.v.batch(),
-                                   .heads = p.x.v.heads(),
-                                   .dim = p.x.k.dim(),
-                                   .value_dim = p.x.v.dim()});
-  tensor<S> out(p.x.v.batch(), p.x.v.heads(), p.x.v.length(), p.x.v.dim(), S(7));
-  attn::execution serial;
-  idx_t begin = 0;
-  for (idx_t count : chunks) {
-    const auto part = [&](auto x) { return x.slice(2, begin, count); };
-    compiled_delta_rule<S>::step(state, part(view(m.q)), part(view(m.k)), part(view(m.v)), part(view(out)),
-                                 m.step_options(begin, count), serial);
-    begin += count;
-  }
-  CHECK(state.tokens() == begin);
-  return {cast<double>(out), {}, {}};
-}
-
-}  // namespace
+using recurrences::check;
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: every combination of options", "[delta_rule]", exact_types) {
   for (int decays = 0; decays < 3; ++decays)
@@ -56,25 +22,14 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: every combination of options", "[delta_rule
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: hidden keys write nothing, whatever they are", "[delta_rule]", all_types) {
+  using inputs = reference::delta_rule_inputs<double>;
   for (int decays = 0; decays < 3; ++decays)
     for (idx_t masks : {1, 2}) {
       delta_rule_problem p = random_delta_rule({.group = 2, .length = 150, .dim = 9, .value_dim = 5, .decays = decays});
       p.options.key_mask = random_key_mask(3, masks, 150);
       if (masks == 1) p.options.unit_norm_eps = 1e-6;
-      p = rounded<TestType>(p);
-      const reference::result wanted = expected(p);
-      for (tensor<double>* x : {&p.x.k, &p.x.v})
-        for (idx_t b = 0; b < 2; ++b)
-          for (idx_t h = 0; h < x->heads(); ++h)
-            for (idx_t t = 0; t < 150; ++t)
-              for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, t); ++d)
-                (*x)(b, h, t, d) = std::numeric_limits<double>::quiet_NaN();
       CAPTURE(decays, masks);
-      const reference::result actual = run_serially<TestType>(p);
-      CHECK(relative_error(actual.out, wanted.out) <= tolerance<TestType>::out);
-      CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<TestType>>::out);
-      for (const auto& chunks : {std::vector<idx_t>(150, 1), {70, 2, 78}})
-        CHECK(relative_error(streamed<TestType>(p, chunks).out, wanted.out) <= tolerance<TestType>::out);
+      recurrences::check_hidden_keys<TestType>(p, std::array{&inputs::k, &inputs::v});
     }
 }
 
@@ -84,14 +39,7 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: 16-bit storage computes in float", "[delta_
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: odd lengths and dims", "[delta_rule]", exact_types) {
-  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  for (std::size_t n = 0; n < std::size(lengths); ++n)
-    for (std::size_t step : {0u, 3u, 5u}) {
-      delta_rule_shape shape{.length = lengths[n], .state = true, .decays = static_cast<int>(n + step) % 3};
-      shape.dim = dims[(n + step) % 8], shape.value_dim = dims[(n + 3 * step) % 8];
-      CAPTURE(shape.length, shape.dim, shape.value_dim, shape.decays);
-      check<TestType>(random_delta_rule(shape, n + 1));
-    }
+  recurrences::check_odd_shapes<TestType, delta_rule_shape>(random_delta_rule);
   check<TestType>(random_delta_rule({.batch = 0}));
   check<TestType>(random_delta_rule({.key_heads = 0}));
   check<TestType>(random_delta_rule({.value_dim = 0}));
@@ -103,14 +51,11 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: heads of no width give zeros", "[delta_rule
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: decays of which nothing is left", "[delta_rule]", exact_types) {
-  for (int decays : {1, 2})
-    for (double g : {-reference::infinity, -200.0, -30.0, 0.0}) {
-      delta_rule_problem p =
-          random_delta_rule({.batch = 1, .length = 130, .dim = 12, .value_dim = 5, .state = true, .decays = decays});
-      std::fill(p.x.log_decay.data.begin(), p.x.log_decay.data.end(), g);
-      CAPTURE(decays, g);
-      check<TestType>(p);
-    }
+  for (int decays : {1, 2}) {
+    CAPTURE(decays);
+    recurrences::check_decays_of<TestType>(
+        random_delta_rule({.batch = 1, .length = 130, .dim = 12, .value_dim = 5, .state = true, .decays = decays}));
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: what one decay says, a decay for each channel says too", "[delta_rule]",
@@ -151,59 +96,26 @@ TEMPLATE_LIST_TEST_CASE("delta_rule: a sequence in two parts, by its state", "[d
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: padding changes no bit", "[delta_rule]", all_types) {
-  for (int decays = 0; decays < 3; ++decays) {
-    delta_rule_problem p = random_delta_rule({.group = 2, .length = 100, .state = true, .decays = decays});
-    p.options.lengths = {0, 71};
-    const reference::result clean = run_serially<TestType>(p);
-    for (tensor<double>* x : {&p.x.q, &p.x.k, &p.x.v, &p.x.beta, &p.x.log_decay})
-      for (idx_t b = 0; b < x->batch(); ++b)
-        for (idx_t h = 0; h < x->heads(); ++h)
-          for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-            for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
-    const reference::result padded = run_serially<TestType>(p);
-    CHECK(padded.out == clean.out);
-    CHECK(padded.final_state == clean.final_state);
-    const tensor<double> before = rounded<real<TestType>>(p.x.initial_state);
-    for (idx_t h = 0; h < 4; ++h) CHECK(head(clean.final_state, 0, h) == head(before, 0, h));
-  }
+  for (int decays = 0; decays < 3; ++decays)
+    recurrences::check_padding<TestType>(random_delta_rule({.group = 2, .length = 100, .state = true, .decays = decays}));
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: a long head and many, on any number of threads", "[delta_rule]", exact_types) {
   for (idx_t heads : {1, 3})
     for (int decays = 0; decays < 3; ++decays) {
-      const delta_rule_shape shape{
-          .batch = 1, .key_heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true, .decays = decays};
-      const delta_rule_problem p = rounded<TestType>(random_delta_rule(shape));
-      const reference::result serial = run_serially<TestType>(p);
-      if (heads == 1) {
-        const reference::result wanted = expected(p);
-        CHECK(relative_error(serial.out, wanted.out) <= tolerance<TestType>::out);
-        CHECK(relative_error(serial.final_state, wanted.final_state) <= tolerance<TestType>::out);
-      }
-      for (int count : {2, 3}) {
-        attn::execution threads(count, 0);
-        const reference::result shared = run<TestType>(p, threads);
-        CHECK(shared.out == serial.out);
-        CHECK(shared.final_state == serial.final_state);
-      }
+      delta_rule_shape shape{.batch = 1, .key_heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true};
+      shape.decays = decays;
+      recurrences::check_threads<TestType>(random_delta_rule(shape));
     }
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule: token by token, in chunks and at once agree", "[delta_rule]", all_types) {
   for (int decays = 0; decays < 3; ++decays)
     for (idx_t length : {1, 5, 70, 200}) {
-      delta_rule_problem p =
-          random_delta_rule({.group = 2, .length = length, .dim = 20, .value_dim = 33, .decays = decays});
-      if (decays == 1) p.options.unit_norm_eps = 1e-6, p.options.scale = 0.7;
-      p = rounded<TestType>(p);
-      const tensor<double> wanted = expected(p).out;
-      std::vector<idx_t> mixed;
-      for (idx_t fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
-        mixed.push_back(std::min(next, length - fed));
-      for (const auto& chunks : {std::vector<idx_t>(static_cast<std::size_t>(length), 1), {length}, mixed}) {
-        CAPTURE(decays, length, chunks.size());
-        CHECK(relative_error(streamed<TestType>(p, chunks).out, wanted) <= tolerance<TestType>::out);
-      }
+      delta_rule_problem p = random_delta_rule({.group = 2, .length = length, .dim = 20, .value_dim = 33, .decays = decays});
+      if (decays == 1) p.options.scale = 0.7, p.options.unit_norm_eps = 1e-6;
+      CAPTURE(decays);
+      recurrences::check_streams<TestType>(p);
     }
 }
 
@@ -247,6 +159,7 @@ struct delta_rule_call {
     options.initial_state = optional_view(state), options.final_state = view(after);
   }
   delta_rule_call(const delta_rule_call&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&out, &after}; }
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
@@ -254,20 +167,15 @@ struct delta_rule_call {
 
 TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
   using inputs = delta_rule_call;
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"another batch of v", "value batch", [](inputs& d) { d.v_view = d.shaped(1, 4, 9, 5); }},
       {"key heads that do not divide", "key heads", [](inputs& d) { d.k_view = d.q_view = d.shaped(2, 3, 9, 8); }},
       {"other heads of q", "query heads", [](inputs& d) { d.q_view = d.shaped(2, 4, 9, 8); }},
       {"another dim of q", "query dim = key dim 8; found 7", [](inputs& d) { d.q_view = d.shaped(2, 2, 9, 7); }},
       {"another length of v", "value length", [](inputs& d) { d.v_view = d.shaped(2, 4, 8, 5); }},
       {"another dim of out", "out dim", [](inputs& d) { d.to = d.to.slice(3, 0, 4); }},
-      {"a null q", "null", [](inputs& d) { d.q_view = {nullptr, {2, 2, 9, 8}}; }},
-      {"a null out", "null", [](inputs& d) { d.to = {nullptr, {2, 4, 9, 5}}; }},
+      {"a null q", "null", [](inputs& d) { d.q_view = null_view(2, 2, 9, 8); }},
+      {"a null out", "null", [](inputs& d) { d.to = null_view(2, 4, 9, 5); }},
       {"out that is v", "overlap", [](inputs& d) { d.v_view = view(std::as_const(d.out)); }},
       {"a final state that is out", "overlap",
        [](inputs& d) { d.options.final_state = {d.out.data.data(), {2, 4, 8, 5}}; }},
@@ -296,24 +204,10 @@ TEST_CASE("delta_rule refuses what does not fit", "[refusals][delta_rule]") {
       {"a unit_norm_eps of 0", "unit_norm_eps > 0", [](inputs& d) { d.options.unit_norm_eps = 0.0f; }},
       {"a scale that is not finite", "scale",
        [](inputs& d) { d.options.scale = std::numeric_limits<float>::infinity(); }}};
-  const auto run = [](inputs& d) {
+  check_refused("delta_rule", list, [](inputs& d) {
     attn::execution serial;
     compiled_delta_rule<float>::call(d.q_view, d.k_view, d.v_view, d.to, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "delta_rule"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    for (const tensor<float>* x : {&d.out, &d.after})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
+  });
 }
 
 }  // namespace testing::delta_rule_tests

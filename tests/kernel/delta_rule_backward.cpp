@@ -2,9 +2,8 @@
 #include <functional>
 
 #include "support/gradient_delta_rule.hpp"
-#include "support/gradient_state.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::delta_rule_backward_tests {
 
@@ -120,20 +119,8 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: alone, added, head by head, padded
     d = {rounded<S>(d[0]), rounded<real<S>>(d[1])};
     const tensors all = gradients_by<S>(p, d);
 
-    for (std::size_t n = 0; n < delta_rule_count; ++n) {
-      delta_rule_asked alone{.of = {}};
-      alone.of[n] = true;
-      INFO("alone: " << delta_rule_names[n]);
-      CHECK(gradients_by<S>(p, d, alone)[n] == all[n]);
-    }
-
-    const tensors added = gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
-    for (std::size_t n = 0; n < delta_rule_count; ++n) {
-      tensor<double> wanted = all[n];
-      for (double& x : wanted.data) x += 0.5;
-      INFO("added to: " << delta_rule_names[n]);
-      CHECK(relative_error(added[n], wanted) <= 2 * gradient_tolerance<S>::value);
-    }
+    check_alone_and_added<delta_rule_count>([&](const auto& asked) { return gradients_by<S>(p, d, asked); }, all,
+                                            delta_rule_names, 2 * gradient_tolerance<S>::value);
 
     const auto part = [](const tensor<double>& x, idx_t b, idx_t h, idx_t heads) {
       tensor<double> y(x.batch() ? 1 : 0, x.batch() ? heads : 0, x.length(), x.dim());
@@ -154,10 +141,8 @@ TEMPLATE_LIST_TEST_CASE("delta_rule_backward: alone, added, head by head, padded
 
     delta_rule_problem padded = p;
     tensors d_padded = d;
-    for (tensor<double>* x : {&padded.x.q, &padded.x.k, &padded.x.v, &padded.x.beta, &padded.x.log_decay, &d_padded[0]})
-      for (idx_t h = 0; h < x->heads(); ++h)
-        for (idx_t i = 90; i < x->length(); ++i)
-          for (idx_t c = 0; c < x->dim(); ++c) (*x)(0, h, i, c) = std::numeric_limits<double>::quiet_NaN();
+    for (tensor<double>* x : rows_of(padded)) poison_padding(*x, p.options.lengths);
+    poison_padding(d_padded[0], p.options.lengths);
     CHECK(gradients_by<S>(padded, d_padded) == all);
     bool zeros = true;
     for (std::size_t n = 0; n < 5; ++n)
@@ -226,6 +211,7 @@ struct delta_rule_backward_inputs {
                  .initial_state = view(d_state)};
   }
   delta_rule_backward_inputs(const delta_rule_backward_inputs&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &d_beta, &d_log, &d_state}; }
 
   static tensor<float> like(const tensor<float>& x) { return {x.batch(), x.heads(), x.length(), x.dim(), 7}; }
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
@@ -235,12 +221,7 @@ struct delta_rule_backward_inputs {
 
 TEST_CASE("delta_rule_backward refuses what does not fit", "[refusals][delta_rule_backward]") {
   using inputs = delta_rule_backward_inputs;
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"another batch of v", "value batch", [](inputs& d) { d.v_view = d.shaped(1, 4, 9, 5), d.gradients.v = {}; }},
       {"key heads that do not divide", "key heads", [](inputs& d) {
          d.k_view = d.q_view = d.shaped(2, 3, 9, 8), d.gradients.q = d.gradients.k = {};
@@ -254,8 +235,8 @@ TEST_CASE("delta_rule_backward refuses what does not fit", "[refusals][delta_rul
       {"other heads of d_out", "d_out heads", [](inputs& d) { d.d_view = d.shaped(2, 2, 9, 5); }},
       {"another length of d_out", "d_out length", [](inputs& d) { d.d_view = d.shaped(2, 4, 10, 5); }},
       {"another batch of d_out", "d_out batch", [](inputs& d) { d.d_view = d.shaped(1, 4, 9, 5); }},
-      {"a null d_out", "null", [](inputs& d) { d.d_view = {nullptr, {2, 4, 9, 5}}; }},
-      {"a null gradient with extents", "null", [](inputs& d) { d.gradients.q = {nullptr, {2, 2, 9, 8}}; }},
+      {"a null d_out", "null", [](inputs& d) { d.d_view = null_view(2, 4, 9, 5); }},
+      {"a null gradient with extents", "null", [](inputs& d) { d.gradients.q = null_view(2, 2, 9, 8); }},
       {"a gradient of q of another shape", "the gradient of q of the shape of q",
        [](inputs& d) { d.gradients.q = d.gradients.q.slice(2, 0, 8); }},
       {"a gradient of log_decay of another shape", "the gradient of log_decay",
@@ -282,24 +263,10 @@ TEST_CASE("delta_rule_backward refuses what does not fit", "[refusals][delta_rul
       {"a negative unit_norm_eps", "unit_norm_eps", [](inputs& d) { d.options.unit_norm_eps = -1.0f; }},
       {"a scale that is not finite", "scale",
        [](inputs& d) { d.options.scale = std::numeric_limits<float>::infinity(); }}};
-  const auto run = [](inputs& d) {
+  check_refused("delta_rule_backward", list, [](inputs& d) {
     attn::execution serial;
     compiled_delta_rule<float>::backward(d.q_view, d.k_view, d.v_view, d.d_view, d.gradients, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "delta_rule_backward"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    for (const tensor<float>* x : {&d.dq, &d.dk, &d.dv, &d.d_beta, &d.d_log, &d.d_state})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
+  });
 }
 
 TEST_CASE("delta_rule_backward: on Eigen matrices and any strides; arguments that are left out",

@@ -1,13 +1,11 @@
 // delta_rule_state: fed with and without queries, copied, reset, written and read; bad input of steps.
-#include <functional>
-#include <sstream>
-
-#include "support/call_delta_rule.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "kernel/recurrence.hpp"
+#include "support/refused.hpp"
 
 namespace testing::delta_rule_state_tests {
 namespace {
+
+using recurrences::bytes_of;
 
 constexpr attn::delta_rule_state_extents extents{.batch = 2, .heads = 4, .dim = 9, .value_dim = 5};
 
@@ -32,70 +30,32 @@ struct delta_rule_stream {
   }
 };
 
-template <class S>
-std::string bytes_of(const attn::delta_rule_state<S>& state) {
-  std::ostringstream stream;
-  state.write(stream);
-  return stream.str();
-}
-
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_state: its numbers are those of the final state", "[delta_rule_state]", all_types) {
   delta_rule_stream<TestType> x;
-  attn::delta_rule_state<TestType> state(extents);
-  CHECK(state.tokens() == 0);
-  x.step(state, 0, 70);
-  x.step(state, 70, 10);
-  CHECK(state.tokens() == 80);
-  const tensor<double> wanted = expected(x.p).final_state;
-  tensor<double> actual(2, 4, 9, 5);
-  for (idx_t b = 0; b < 2; ++b)
-    for (idx_t h = 0; h < 4; ++h)
-      for (idx_t d = 0; d < 9; ++d)
-        for (idx_t e = 0; e < 5; ++e) actual(b, h, d, e) = static_cast<double>(state.value(b, h, d, e));
-  CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
+  recurrences::check_numbers<TestType>(x, attn::delta_rule_state<TestType>(extents));
 }
 
 TEMPLATE_LIST_TEST_CASE("delta_rule_state: append feeds as a step does, without queries", "[delta_rule_state]",
                         all_types) {
   delta_rule_stream<TestType> x;
-  attn::delta_rule_state<TestType> asked(extents), fed(extents);
-  for (const auto& [begin, count] : {std::pair<idx_t, idx_t>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
-    x.step(asked, begin, count), x.append(fed, begin, count);
-    CHECK(fed.tokens() == asked.tokens());
-    CHECK(bytes_of(fed) == bytes_of(asked));
-  }
+  recurrences::check_append(x, attn::delta_rule_state<TestType>(extents));
 }
 
-TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew", "[delta_rule_state]") {
-  delta_rule_stream<float> x;
-  attn::delta_rule_state<float> state(extents);
-  const std::string empty = bytes_of(state);
-  x.step(state, 0, 33);
-  const std::string before = bytes_of(state);
-  attn::delta_rule_state<float> branch = state;
-  x.step(branch, 33, 20);
-  CHECK(bytes_of(state) == before);
-  CHECK(bytes_of(branch) != before);
-  x.step(state, 33, 20);
-  CHECK(bytes_of(state) == bytes_of(branch));
-  state.reset();
-  CHECK(bytes_of(state) == empty);
-  x.step(state, 0, 33);
-  CHECK(bytes_of(state) == before);
-}
-
-TEST_CASE("delta_rule_state: what was written is read again, to the last bit; what does not fit is refused",
+TEST_CASE("delta_rule_state: a copy goes its own way, a reset starts anew, what was written is read",
           "[delta_rule_state]") {
+  delta_rule_stream<float> x;
+  recurrences::check_copies(x, attn::delta_rule_state<float>(extents));
+}
+
+TEST_CASE("delta_rule_state: what does not fit is not read", "[delta_rule_state]") {
   delta_rule_stream<float> x;
   attn::delta_rule_state<float> state(extents), reader(extents);
   x.step(state, 0, 50);
   const std::string good = bytes_of(state);
   std::istringstream stream(good);
   reader.read(stream);
-  CHECK(bytes_of(reader) == good);
-  CHECK(reader.tokens() == 50);
 
   auto narrow_extents = extents;
   narrow_extents.dim = 8;
@@ -133,6 +93,7 @@ struct delta_rule_step_inputs {
 
   delta_rule_step_inputs() { options.beta = optional_rows(beta), options.log_decay = optional_view(log_decay); }
   delta_rule_step_inputs(const delta_rule_step_inputs&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&out}; }
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
 };
 
@@ -140,12 +101,7 @@ struct delta_rule_step_inputs {
 
 TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[refusals][delta_rule_state]") {
   using inputs = delta_rule_step_inputs;
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"another length of q", "query length", [](inputs& d) { d.q_view = d.shaped(2, 2, 8, 8); }},
       {"another dim of the state", "dim of the state",
        [](inputs& d) { d.q_view = d.k_view = d.shaped(2, 2, 9, 7); }},
@@ -162,26 +118,17 @@ TEST_CASE("delta_rule_step refuses what does not fit, and changes nothing", "[re
       {"a log decay above 0", "log_decay <= 0", [](inputs& d) { d.log_decay.data[70] = 0.5f; }},
       {"a negative unit_norm_eps", "unit_norm_eps", [](inputs& d) { d.options.unit_norm_eps = -1.0f; }},
       {"out that is v", "overlap", [](inputs& d) { d.v_view = view(std::as_const(d.out)); }},
-      {"a null k", "null", [](inputs& d) { d.k_view = {nullptr, {2, 2, 9, 8}}; }}};
-  const auto run = [](inputs& d) {
+      {"a null k", "null", [](inputs& d) { d.k_view = null_view(2, 2, 9, 8); }}};
+  check_refused("delta_rule_step", list, [](inputs& d) {
     attn::execution serial;
-    compiled_delta_rule<float>::step(d.state, d.q_view, d.k_view, d.v_view, d.to, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
     const std::string before = bytes_of(d.state);
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "delta_rule_step"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float value) { return value == 7; }));
-    CHECK(bytes_of(d.state) == before);
-  }
+    try {
+      compiled_delta_rule<float>::step(d.state, d.q_view, d.k_view, d.v_view, d.to, d.options, serial);
+    } catch (...) {
+      CHECK(bytes_of(d.state) == before);
+      throw;
+    }
+  });
 }
 
 }  // namespace testing::delta_rule_state_tests

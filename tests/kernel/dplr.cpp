@@ -1,43 +1,13 @@
 // dplr against its reference: every option alone and in combination, odd lengths and dims, all types; its steps; the
 // models that are special cases, and delta products.
-#include "support/call_dplr.hpp"
+#include "kernel/recurrence.hpp"
 
-#include <functional>
-
-#include "support/catch.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::dplr_tests {
-namespace {
 
-template <class S>
-void check(const dplr_problem& problem) {
-  const dplr_problem p = rounded<S>(problem);
-  const reference::result actual = run_serially<S>(p), wanted = expected(p);
-  CHECK(relative_error(actual.out, wanted.out) <= tolerance<S>::out);
-  CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<S>>::out);
-}
-
-// The tokens of p in the chunks given.
-template <class S>
-tensor<double> streamed(const dplr_problem& p, const std::vector<idx_t>& chunks) {
-  const dplr_memory<S> m(p);
-  const auto& v = p.x.v;
-  attn::dplr_state<S> state({.batch = v.batch(), .heads = v.heads(), .dim = p.x.k.dim(), .value_dim = v.dim()});
-  tensor<S> out(v.batch(), v.heads(), v.length(), v.dim(), S(7));
-  attn::execution serial;
-  idx_t begin = 0;
-  for (idx_t count : chunks) {
-    compiled_dplr<S>::step(state, m.views().tokens(begin, count), view(out).slice(2, begin, count),
-                           m.step_options(begin, count), serial);
-    begin += count;
-  }
-  CHECK(state.tokens() == begin);
-  return cast<double>(out);
-}
-
-}  // namespace
+using recurrences::check;
 
 TEMPLATE_LIST_TEST_CASE("dplr: every combination of options", "[dplr]", exact_types) {
   for (int decays = 0; decays < 3; ++decays)
@@ -53,24 +23,13 @@ TEMPLATE_LIST_TEST_CASE("dplr: every combination of options", "[dplr]", exact_ty
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr: hidden keys write nothing, whatever they are", "[dplr]", all_types) {
+  using inputs = reference::dplr_inputs<double>;
   for (int decays = 0; decays < 3; ++decays)
     for (idx_t masks : {1, 2}) {
       dplr_problem p = random_dplr({.length = 150, .dim = 9, .value_dim = 5, .decays = decays});
       p.options.key_mask = random_key_mask(3, masks, 150);
-      p = rounded<TestType>(p);
-      const reference::result wanted = expected(p);
-      for (tensor<double>* x : {&p.x.k, &p.x.v, &p.x.a, &p.x.b})
-        for (idx_t b = 0; b < 2; ++b)
-          for (idx_t h = 0; h < x->heads(); ++h)
-            for (idx_t t = 0; t < 150; ++t)
-              for (idx_t d = 0; d < x->dim() && reference::key_hidden(p.options.key_mask, b, t); ++d)
-                (*x)(b, h, t, d) = std::numeric_limits<double>::quiet_NaN();
       CAPTURE(decays, masks);
-      const reference::result actual = run_serially<TestType>(p);
-      CHECK(relative_error(actual.out, wanted.out) <= tolerance<TestType>::out);
-      CHECK(relative_error(actual.final_state, wanted.final_state) <= tolerance<real<TestType>>::out);
-      for (const auto& chunks : {std::vector<idx_t>(150, 1), {70, 2, 78}})
-        CHECK(relative_error(streamed<TestType>(p, chunks), wanted.out) <= tolerance<TestType>::out);
+      recurrences::check_hidden_keys<TestType>(p, std::array{&inputs::k, &inputs::v, &inputs::a, &inputs::b});
     }
 }
 
@@ -80,14 +39,7 @@ TEMPLATE_LIST_TEST_CASE("dplr: 16-bit storage computes in float", "[dplr]", stor
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr: odd lengths and dims", "[dplr]", exact_types) {
-  const idx_t lengths[] = {0, 1, 2, 7, 16, 63, 64, 65, 127, 130, 257}, dims[] = {1, 3, 8, 16, 33, 64, 80, 128};
-  for (std::size_t n = 0; n < std::size(lengths); ++n)
-    for (std::size_t step : {0u, 3u, 5u}) {
-      dplr_shape shape{.length = lengths[n], .state = true, .decays = static_cast<int>(n + step) % 3};
-      shape.dim = dims[(n + step) % 8], shape.value_dim = dims[(n + 3 * step) % 8];
-      CAPTURE(shape.length, shape.dim, shape.value_dim, shape.decays);
-      check<TestType>(random_dplr(shape, n + 1));
-    }
+  recurrences::check_odd_shapes<TestType, dplr_shape>(random_dplr);
   check<TestType>(random_dplr({.batch = 0}));
   check<TestType>(random_dplr({.heads = 0}));
   check<TestType>(random_dplr({.value_dim = 0}));
@@ -95,56 +47,24 @@ TEMPLATE_LIST_TEST_CASE("dplr: odd lengths and dims", "[dplr]", exact_types) {
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr: decays of which nothing is left", "[dplr]", exact_types) {
-  for (int decays : {1, 2})
-    for (double g : {-reference::infinity, -200.0, -30.0, 0.0}) {
-      dplr_problem p =
-          random_dplr({.batch = 1, .length = 130, .dim = 12, .value_dim = 5, .state = true, .decays = decays});
-      std::fill(p.x.log_decay.data.begin(), p.x.log_decay.data.end(), g);
-      CAPTURE(decays, g);
-      check<TestType>(p);
-    }
+  for (int decays : {1, 2}) {
+    CAPTURE(decays);
+    recurrences::check_decays_of<TestType>(
+        random_dplr({.batch = 1, .length = 130, .dim = 12, .value_dim = 5, .state = true, .decays = decays}));
+  }
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr: padding changes no bit", "[dplr]", all_types) {
-  for (int decays = 0; decays < 3; ++decays) {
-    dplr_problem p = random_dplr({.length = 100, .state = true, .decays = decays});
-    p.options.lengths = {0, 71};
-    const reference::result clean = run_serially<TestType>(p);
-    for (tensor<double>* x : {&p.x.q, &p.x.k, &p.x.v, &p.x.a, &p.x.b, &p.x.log_decay})
-      for (idx_t b = 0; b < x->batch(); ++b)
-        for (idx_t h = 0; h < x->heads(); ++h)
-          for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-            for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
-    const reference::result padded = run_serially<TestType>(p);
-    CHECK(padded.out == clean.out);
-    CHECK(padded.final_state == clean.final_state);
-    const tensor<double> before = rounded<real<TestType>>(p.x.initial_state);
-    for (idx_t h = 0; h < 2; ++h) CHECK(head(clean.final_state, 0, h) == head(before, 0, h));
-  }
+  for (int decays = 0; decays < 3; ++decays)
+    recurrences::check_padding<TestType>(random_dplr({.length = 100, .state = true, .decays = decays}));
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr: a long head and many, on any number of threads", "[dplr]", exact_types) {
   for (idx_t heads : {1, 3})
     for (int decays = 0; decays < 3; ++decays) {
-      const dplr_problem p = rounded<TestType>(random_dplr({.batch = 1,
-                                                            .heads = heads,
-                                                            .length = 9000,
-                                                            .dim = 24,
-                                                            .value_dim = 20,
-                                                            .state = true,
-                                                            .decays = decays}));
-      const reference::result serial = run_serially<TestType>(p);
-      if (heads == 1) {
-        const reference::result wanted = expected(p);
-        CHECK(relative_error(serial.out, wanted.out) <= tolerance<TestType>::out);
-        CHECK(relative_error(serial.final_state, wanted.final_state) <= tolerance<TestType>::out);
-      }
-      for (int count : {2, 3}) {
-        attn::execution threads(count, 0);
-        const reference::result shared = run<TestType>(p, threads);
-        CHECK(shared.out == serial.out);
-        CHECK(shared.final_state == serial.final_state);
-      }
+      dplr_shape shape{.batch = 1, .heads = heads, .length = 9000, .dim = 24, .value_dim = 20, .state = true};
+      shape.decays = decays;
+      recurrences::check_threads<TestType>(random_dplr(shape));
     }
 }
 
@@ -153,15 +73,8 @@ TEMPLATE_LIST_TEST_CASE("dplr: token by token, in chunks and at once agree", "[d
     for (idx_t length : {1, 5, 70, 200}) {
       dplr_problem p = random_dplr({.length = length, .dim = 20, .value_dim = 33, .decays = decays});
       if (decays == 1) p.options.scale = 0.7;
-      p = rounded<TestType>(p);
-      const tensor<double> wanted = expected(p).out;
-      std::vector<idx_t> mixed;
-      for (idx_t fed = 0, next = 1; fed < length; fed += mixed.back(), next = next * 3 % 50)
-        mixed.push_back(std::min(next, length - fed));
-      for (const auto& chunks : {std::vector<idx_t>(static_cast<std::size_t>(length), 1), {length}, mixed}) {
-        CAPTURE(decays, length, chunks.size());
-        CHECK(relative_error(streamed<TestType>(p, chunks), wanted) <= tolerance<TestType>::out);
-      }
+      CAPTURE(decays);
+      recurrences::check_streams<TestType>(p);
     }
 }
 
@@ -335,6 +248,7 @@ struct dplr_call {
     options.initial_state = optional_view(state), options.final_state = view(after);
   }
   dplr_call(const dplr_call&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&out, &after}; }
   in_view<float> shaped(idx_t n, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {n, h, i, d}}; }
 };
 
@@ -342,12 +256,7 @@ struct dplr_call {
 
 TEST_CASE("dplr refuses what does not fit", "[refusals][dplr]") {
   using inputs = dplr_call;
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"another batch of v", "value batch", [](inputs& d) { d.x.v = d.shaped(1, 2, 9, 5); }},
       {"fewer key heads", "key heads = value heads 2; found 1", [](inputs& d) { d.x.k = d.shaped(2, 1, 9, 8); }},
       {"other heads of q", "query heads", [](inputs& d) { d.x.q = d.shaped(2, 4, 9, 8); }},
@@ -357,10 +266,10 @@ TEST_CASE("dplr refuses what does not fit", "[refusals][dplr]") {
       {"other heads of a", "a of the shape of k", [](inputs& d) { d.x.a = d.shaped(2, 1, 9, 8); }},
       {"another dim of b", "b of the shape of k", [](inputs& d) { d.x.b = d.shaped(2, 2, 9, 7); }},
       {"another dim of out", "out dim", [](inputs& d) { d.to = d.to.slice(3, 0, 4); }},
-      {"a null q", "null", [](inputs& d) { d.x.q = {nullptr, {2, 2, 9, 8}}; }},
-      {"a null a", "null", [](inputs& d) { d.x.a = {nullptr, {2, 2, 9, 8}}; }},
-      {"a null b", "null", [](inputs& d) { d.x.b = {nullptr, {2, 2, 9, 8}}; }},
-      {"a null out", "null", [](inputs& d) { d.to = {nullptr, {2, 2, 9, 5}}; }},
+      {"a null q", "null", [](inputs& d) { d.x.q = null_view(2, 2, 9, 8); }},
+      {"a null a", "null", [](inputs& d) { d.x.a = null_view(2, 2, 9, 8); }},
+      {"a null b", "null", [](inputs& d) { d.x.b = null_view(2, 2, 9, 8); }},
+      {"a null out", "null", [](inputs& d) { d.to = null_view(2, 2, 9, 5); }},
       {"out that is v", "overlap", [](inputs& d) { d.x.v = view(std::as_const(d.out)); }},
       {"out that is b", "overlap", [](inputs& d) { d.x.b = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 0, 1}}; }},
       {"a final state that is out", "overlap",
@@ -383,24 +292,10 @@ TEST_CASE("dplr refuses what does not fit", "[refusals][dplr]") {
       {"another number of lengths", "lengths", [](inputs& d) { d.lengths = {9}, d.options.lengths = d.lengths; }},
       {"a scale that is not finite", "scale",
        [](inputs& d) { d.options.scale = std::numeric_limits<float>::infinity(); }}};
-  const auto run = [](inputs& d) {
+  check_refused("dplr", list, [](inputs& d) {
     attn::execution serial;
     compiled_dplr<float>::call(d.x, d.to, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "dplr"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    for (const tensor<float>* x : {&d.out, &d.after})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
+  });
 }
 
 }  // namespace testing::dplr_tests

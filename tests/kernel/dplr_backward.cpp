@@ -1,10 +1,7 @@
 // The gradients of dplr against the reverse pass of its reference; what holds of them bit for bit; bad input.
-#include <functional>
-
 #include "support/gradient_dplr.hpp"
-#include "support/gradient_state.hpp"
 #include "support/pairwise.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::dplr_backward_tests {
 
@@ -99,20 +96,8 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: alone, added, head by head, padded", "[d
     d = {rounded<S>(d[0]), rounded<real<S>>(d[1])};
     const tensors all = gradients_by<S>(p, d);
 
-    for (std::size_t n = 0; n < dplr_count; ++n) {
-      dplr_asked alone{.of = {}};
-      alone.of[n] = true;
-      INFO("alone: " << dplr_names[n]);
-      CHECK(gradients_by<S>(p, d, alone)[n] == all[n]);
-    }
-
-    const tensors added = gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
-    for (std::size_t n = 0; n < dplr_count; ++n) {
-      tensor<double> wanted = all[n];
-      for (double& x : wanted.data) x += 0.5;
-      INFO("added to: " << dplr_names[n]);
-      CHECK(relative_error(added[n], wanted) <= 2 * gradient_tolerance<S>::value);
-    }
+    check_alone_and_added<dplr_count>([&](const auto& asked) { return gradients_by<S>(p, d, asked); }, all, dplr_names,
+                                      2 * gradient_tolerance<S>::value);
 
     const auto part = [](const tensor<double>& x, idx_t b, idx_t h) {
       tensor<double> y(x.batch() ? 1 : 0, x.batch() ? 1 : 0, x.length(), x.dim());
@@ -133,11 +118,8 @@ TEMPLATE_LIST_TEST_CASE("dplr_backward: alone, added, head by head, padded", "[d
 
     dplr_problem padded = p;
     tensors d_padded = d;
-    for (tensor<double>* x :
-         {&padded.x.q, &padded.x.k, &padded.x.v, &padded.x.a, &padded.x.b, &padded.x.log_decay, &d_padded[0]})
-      for (idx_t h = 0; h < x->heads(); ++h)
-        for (idx_t i = 90; i < x->length(); ++i)
-          for (idx_t c = 0; c < x->dim(); ++c) (*x)(0, h, i, c) = std::numeric_limits<double>::quiet_NaN();
+    for (tensor<double>* x : rows_of(padded)) poison_padding(*x, p.options.lengths);
+    poison_padding(d_padded[0], p.options.lengths);
     CHECK(gradients_by<S>(padded, d_padded) == all);
     bool zeros = true;
     for (std::size_t n = 0; n < 6; ++n)
@@ -200,6 +182,7 @@ struct dplr_backward_inputs {
                  .initial_state = view(d_state)};
   }
   dplr_backward_inputs(const dplr_backward_inputs&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&dq, &dk, &dv, &da, &db, &d_log, &d_state}; }
 
   static tensor<float> like(const tensor<float>& x) { return {x.batch(), x.heads(), x.length(), x.dim(), 7}; }
   in_view<float> shaped(idx_t n, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {n, h, i, d}}; }
@@ -209,12 +192,7 @@ struct dplr_backward_inputs {
 
 TEST_CASE("dplr_backward refuses what does not fit", "[refusals][dplr_backward]") {
   using inputs = dplr_backward_inputs;
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"fewer key heads", "key heads = value heads 2; found 1",
        [](inputs& d) { d.x.k = d.shaped(2, 1, 9, 8), d.gradients.k = {}; }},
       {"another dim of q", "query dim = key dim 8; found 7",
@@ -224,8 +202,8 @@ TEST_CASE("dplr_backward refuses what does not fit", "[refusals][dplr_backward]"
       {"another dim of d_out", "d_out dim = value dim 5; found 4",
        [](inputs& d) { d.d_view = d.d_view.slice(3, 0, 4); }},
       {"other heads of d_out", "d_out heads", [](inputs& d) { d.d_view = d.shaped(2, 1, 9, 5); }},
-      {"a null d_out", "null", [](inputs& d) { d.d_view = {nullptr, {2, 2, 9, 5}}; }},
-      {"a null gradient with extents", "null", [](inputs& d) { d.gradients.a = {nullptr, {2, 2, 9, 8}}; }},
+      {"a null d_out", "null", [](inputs& d) { d.d_view = null_view(2, 2, 9, 5); }},
+      {"a null gradient with extents", "null", [](inputs& d) { d.gradients.a = null_view(2, 2, 9, 8); }},
       {"a gradient of b of another shape", "the gradient of b of the shape of b",
        [](inputs& d) { d.gradients.b = d.gradients.b.slice(2, 0, 8); }},
       {"a gradient of log_decay, which is not given", "log_decay", [](inputs& d) { d.options.log_decay = {}; }},
@@ -239,24 +217,10 @@ TEST_CASE("dplr_backward refuses what does not fit", "[refusals][dplr_backward]"
       {"a length beyond the extent", "lengths", [](inputs& d) { d.lengths = {9, 10}, d.options.lengths = d.lengths; }},
       {"a scale that is not finite", "scale",
        [](inputs& d) { d.options.scale = std::numeric_limits<float>::infinity(); }}};
-  const auto run = [](inputs& d) {
+  check_refused("dplr_backward", list, [](inputs& d) {
     attn::execution serial;
     compiled_dplr<float>::backward(d.x, d.d_view, d.gradients, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "dplr_backward"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    for (const tensor<float>* x : {&d.dq, &d.dk, &d.dv, &d.da, &d.db, &d.d_log, &d.d_state})
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
+  });
 }
 
 TEST_CASE("dplr_backward: on Eigen matrices and any strides; arguments that are left out", "[dplr_backward]") {

@@ -1,13 +1,11 @@
 // dplr_state: fed with and without queries, copied, reset, written and read; bad input of steps.
-#include <functional>
-#include <sstream>
-
-#include "support/call_dplr.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "kernel/recurrence.hpp"
+#include "support/refused.hpp"
 
 namespace testing::dplr_state_tests {
 namespace {
+
+using recurrences::bytes_of;
 
 constexpr attn::dplr_state_extents extents{.batch = 2, .heads = 2, .dim = 9, .value_dim = 5};
 
@@ -29,64 +27,25 @@ struct dplr_stream {
   }
 };
 
-template <class S>
-std::string bytes_of(const attn::dplr_state<S>& state) {
-  std::ostringstream stream;
-  state.write(stream);
-  return stream.str();
-}
-
 }  // namespace
 
 TEMPLATE_LIST_TEST_CASE("dplr_state: its numbers are those of the final state", "[dplr_state]", all_types) {
   dplr_stream<TestType> x;
-  attn::dplr_state<TestType> state(extents);
-  CHECK(state.tokens() == 0);
-  x.step(state, 0, 70);
-  x.step(state, 70, 10);
-  CHECK(state.tokens() == 80);
-  const tensor<double> wanted = expected(x.p).final_state;
-  tensor<double> actual(2, 2, 9, 5);
-  for (idx_t b = 0; b < 2; ++b)
-    for (idx_t h = 0; h < 2; ++h)
-      for (idx_t d = 0; d < 9; ++d)
-        for (idx_t e = 0; e < 5; ++e) actual(b, h, d, e) = static_cast<double>(state.value(b, h, d, e));
-  CHECK(relative_error(actual, wanted) <= tolerance<real<TestType>>::out);
+  recurrences::check_numbers<TestType>(x, attn::dplr_state<TestType>(extents));
 }
 
 TEMPLATE_LIST_TEST_CASE("dplr_state: append feeds as a step does, without queries", "[dplr_state]", all_types) {
   dplr_stream<TestType> x;
-  attn::dplr_state<TestType> asked(extents), fed(extents);
-  for (const auto& [begin, count] : {std::pair<idx_t, idx_t>{0, 1}, {1, 70}, {71, 3}, {74, 0}, {74, 6}}) {
-    x.step(asked, begin, count), x.append(fed, begin, count);
-    CHECK(fed.tokens() == asked.tokens());
-    CHECK(bytes_of(fed) == bytes_of(asked));
-  }
+  recurrences::check_append(x, attn::dplr_state<TestType>(extents));
 }
 
 TEST_CASE("dplr_state: a copy goes its own way, a reset starts anew, what was written is read again", "[dplr_state]") {
   dplr_stream<float> x;
-  attn::dplr_state<float> state(extents), reader(extents);
-  const std::string empty = bytes_of(state);
+  attn::dplr_state<float> state(extents);
+  recurrences::check_copies(x, state);
   x.step(state, 0, 33);
-  const std::string before = bytes_of(state);
-  attn::dplr_state<float> branch = state;
-  x.step(branch, 33, 20);
-  CHECK(bytes_of(state) == before);
-  CHECK(bytes_of(branch) != before);
-  std::istringstream stream(before);
-  reader.read(stream);
-  CHECK(bytes_of(reader) == before);
-  CHECK(reader.tokens() == 33);
-  for (auto* each : {&state, &reader}) {
-    x.step(*each, 33, 20);
-    CHECK(bytes_of(*each) == bytes_of(branch));
-  }
-  state.reset();
-  CHECK(bytes_of(state) == empty);
-
   attn::delta_rule_state<float> other(extents);
-  std::istringstream of_dplr(before);
+  std::istringstream of_dplr(bytes_of(state));
   CHECK(well_formed(refusal([&] { other.read(of_dplr); }), "delta_rule_state"));
 }
 
@@ -114,14 +73,10 @@ TEST_CASE("dplr_step refuses what does not fit, and changes nothing", "[refusals
       options.log_decay = optional_view(log_decay);
     }
     inputs(const inputs&) = delete;
+    std::vector<const tensor<float>*> written() const { return {&out}; }
     in_view<float> shaped(idx_t n, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {n, h, i, d}}; }
   };
-  struct refused {
-    const char* what;
-    const char* says;
-    std::function<void(inputs&)> alter;
-  };
-  const std::vector<refused> list = {
+  const std::vector<refused<inputs>> list = {
       {"another length of q", "query length", [](inputs& d) { d.x.q = d.shaped(2, 2, 8, 8); }},
       {"another length of a", "a of the shape of k", [](inputs& d) { d.x.a = d.shaped(2, 2, 8, 8); }},
       {"another dim of the state", "dim of the state",
@@ -130,26 +85,17 @@ TEST_CASE("dplr_step refuses what does not fit, and changes nothing", "[refusals
        [](inputs& d) { d.x.v = d.shaped(2, 2, 9, 4), d.to = d.to.slice(3, 0, 4); }},
       {"a log decay above 0", "log_decay <= 0", [](inputs& d) { d.log_decay.data[20] = 0.5f; }},
       {"out that is v", "overlap", [](inputs& d) { d.x.v = view(std::as_const(d.out)); }},
-      {"a null b", "null", [](inputs& d) { d.x.b = {nullptr, {2, 2, 9, 8}}; }}};
-  const auto run = [](inputs& d) {
+      {"a null b", "null", [](inputs& d) { d.x.b = null_view(2, 2, 9, 8); }}};
+  check_refused("dplr_step", list, [](inputs& d) {
     attn::execution serial;
-    compiled_dplr<float>::step(d.state, d.x, d.to, d.options, serial);
-  };
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs d;
     const std::string before = bytes_of(d.state);
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(wrong.what << ": " << message);
-    CHECK(well_formed(message, "dplr_step"));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float value) { return value == 7; }));
-    CHECK(bytes_of(d.state) == before);
-  }
+    try {
+      compiled_dplr<float>::step(d.state, d.x, d.to, d.options, serial);
+    } catch (...) {
+      CHECK(bytes_of(d.state) == before);
+      throw;
+    }
+  });
 }
 
 }  // namespace testing::dplr_state_tests

@@ -177,28 +177,14 @@ TEMPLATE_LIST_TEST_CASE("linear_decay_backward: alone, added, padded", "[linear_
     p = rounded<S>(p);
     const tensors d = random_d_results<S>(p), all = decay_gradients_by<S>(p, d);
 
-    for (std::size_t n = 0; n < linear_decay_count; ++n) {
-      linear_decay_asked alone{.of = {}};
-      alone.of[n] = true;
-      INFO("alone: " << linear_decay_names[n]);
-      CHECK(decay_gradients_by<S>(p, d, alone)[n] == all[n]);
-    }
-
-    const tensors added = decay_gradients_by<S>(p, d, {.accumulate = true, .before = 0.5});
-    for (std::size_t n = 0; n < linear_decay_count; ++n) {
-      tensor<double> sum = all[n];
-      for (double& x : sum.data) x += 0.5;
-      INFO("added to: " << linear_decay_names[n]);
-      CHECK(relative_error(added[n], sum) <= gradient_tolerance<S>::value);
-    }
+    check_alone_and_added<linear_decay_count>([&](const auto& asked) { return decay_gradients_by<S>(p, d, asked); },
+                                              all, linear_decay_names, gradient_tolerance<S>::value);
 
     linear_decay_problem padded = p;
     tensors d_padded = d;
     auto& x_in = padded.x;
     for (tensor<double>* x : {&x_in.q, &x_in.k, &x_in.v, &x_in.decay, &x_in.log_decay, &d_padded[0]})
-      for (idx_t h = 0; h < x->heads() && !x->empty(); ++h)
-        for (idx_t t = 90; t < 100; ++t)
-          for (idx_t c = 0; c < x->dim(); ++c) (*x)(0, h, t, c) = std::numeric_limits<double>::quiet_NaN();
+      poison_padding(*x, p.options.lengths);
     CHECK(decay_gradients_by<S>(padded, d_padded) == all);
   }
 }

@@ -4,8 +4,7 @@
 #include <functional>
 
 #include "support/call_kernel.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::linear_decay_refusals_tests {
 namespace {
@@ -36,19 +35,12 @@ struct inputs {
   inputs(const inputs&) = delete;
 
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
-  bool untouched() const {
-    return std::ranges::all_of(std::array{&out, &final_state, &final_weights, &dq, &d_log_decay, &d_bonus, &d_state},
-                               [](const tensor<float>* x) {
-                                 return std::ranges::all_of(x->data, [](float value) { return value == 7; });
-                               });
+  std::vector<const tensor<float>*> written() const {
+    return {&out, &final_state, &final_weights, &dq, &d_log_decay, &d_bonus, &d_state};
   }
 };
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(inputs&)> alter;
-};
+using refused = testing::refused<inputs>;
 
 const std::vector<refused>& of_both() {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -82,29 +74,10 @@ const std::vector<refused>& of_both() {
        [](inputs& x) { x.options.initial_state = x.shaped(2, 4, 8, 6), x.gradients.initial_state = {}; }},
       {"initial weights of other features", "initial_weights features = 8; found 7",
        [](inputs& x) { x.options.initial_weights = x.options.initial_weights.slice(2, 0, 7); }},
-      {"a null state with extents", "null",
-       [](inputs& x) {
-         x.options.initial_state = {nullptr, {2, 4, 8, 5}};
-       }},
+      {"a null state with extents", "null", [](inputs& x) { x.options.initial_state = null_view(2, 4, 8, 5); }},
       {"a scale that is infinite", "a finite scale",
        [](inputs& x) { x.options.scale = std::numeric_limits<float>::infinity(); }}};
   return list;
-}
-
-void check_refused(const std::string& name, const std::vector<refused>& list, const std::function<void(inputs&)>& run) {
-  {
-    inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    inputs x;
-    wrong.alter(x);
-    const std::string message = refusal([&] { run(x); });
-    INFO(name << ", " << wrong.what << ": " << message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    CHECK(x.untouched());
-  }
 }
 
 }  // namespace
@@ -113,22 +86,15 @@ TEST_CASE("linear refuses log decays, a bonus and states that do not fit", "[ref
   std::vector<refused> list = of_both();
   list.insert(list.end(),
               {{"a final state of other heads", "final_state heads",
-                [](inputs& x) {
-                  x.options.final_state = {x.final_state.data.data(), {2, 3, 8, 5}};
-                }},
+                [](inputs& x) { x.options.final_state = reshaped(x.final_state, 2, 3, 8, 5); }},
                {"a final state for key heads", "heads of the final state = heads of sums 4; found 2",
-                [](inputs& x) {
-                  x.options.final_state = {x.final_state.data.data(), {2, 2, 8, 5}};
-                }},
+                [](inputs& x) { x.options.final_state = reshaped(x.final_state, 2, 2, 8, 5); }},
                {"final weights of other features", "final_weights features",
                 [](inputs& x) { x.options.final_weights = x.options.final_weights.slice(2, 0, 7); }},
                {"a final state that is out", "overlap",
-                [](inputs& x) {
-                  x.options.final_state = {x.out.data.data(), {2, 4, 8, 5}};
-                }},
-               {"a final state that is the initial one", "overlap", [](inputs& x) {
-                  x.options.initial_state = {x.final_state.data.data(), {2, 4, 8, 5}};
-                }}});
+                [](inputs& x) { x.options.final_state = reshaped(x.out, 2, 4, 8, 5); }},
+               {"a final state that is the initial one", "overlap",
+                [](inputs& x) { x.options.initial_state = reshaped(x.final_state, 2, 4, 8, 5); }}});
   check_refused("linear", list, [](inputs& x) {
     attn::execution serial;
     compiled_linear<float>::call(view(std::as_const(x.q)), view(std::as_const(x.k)), view(std::as_const(x.v)),
@@ -150,9 +116,8 @@ TEST_CASE("linear_backward refuses log decays, a bonus and states that do not fi
                 [](inputs& x) { x.gradients.d_final_state = x.shaped(2, 4, 7, 5); }},
                {"d_final_state for key heads", "heads of d_final_state = heads of sums 4; found 2",
                 [](inputs& x) { x.gradients.d_final_state = x.shaped(2, 2, 8, 5); }},
-               {"d_final_weights of another batch", "d_final_weights batch", [](inputs& x) {
-                  x.gradients.d_final_weights = {x.other.data.data(), {1, 4, 8}};
-                }}});
+               {"d_final_weights of another batch", "d_final_weights batch",
+                [](inputs& x) { x.gradients.d_final_weights = reshaped(x.other, 1, 4, 8); }}});
   check_refused("linear_backward", list, [](inputs& x) {
     attn::execution serial;
     compiled_linear<float>::backward(view(std::as_const(x.q)), view(std::as_const(x.k)), view(std::as_const(x.v)),

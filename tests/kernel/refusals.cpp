@@ -4,8 +4,7 @@
 #include <sstream>
 
 #include "support/call_kernel.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 
 namespace testing::refusals_tests {
 namespace {
@@ -24,35 +23,14 @@ struct call_inputs {
 
   call_inputs() = default;
   call_inputs(const call_inputs&) = delete;
+  std::vector<const tensor<float>*> written() const { return {&out}; }
 
   in_view<float> shaped(idx_t b, idx_t h, idx_t i, idx_t d) const { return {other.data.data(), {b, h, i, d}}; }
   std::span<const idx_t> list(std::vector<idx_t> values) { return indices = std::move(values); }
   attn::tensor_view<const float, 3> gates(idx_t b, idx_t h, idx_t n) const { return {gate.data.data(), {b, h, n}}; }
 };
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(call_inputs&)> alter;
-};
-
-using call = std::function<void(call_inputs&)>;
-
-void check_refused(const std::string& name, const std::vector<refused>& list, const call& run) {
-  {
-    call_inputs good;
-    CHECK(refusal([&] { run(good); }).empty());
-  }
-  for (const refused& wrong : list) {
-    call_inputs d;
-    wrong.alter(d);
-    const std::string message = refusal([&] { run(d); });
-    INFO(name << ", " << wrong.what << ": " << message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(wrong.says) != std::string::npos);
-    CHECK(std::all_of(d.out.data.begin(), d.out.data.end(), [](float x) { return x == 7; }));
-  }
-}
+using refused = testing::refused<call_inputs>;
 
 // What every one of them refuses.
 std::vector<refused> common() {
@@ -64,21 +42,11 @@ std::vector<refused> common() {
       {"another dim of k", "key dim = query dim 8; found 7", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 9, 7); }},
       {"another length of v", "length", [](call_inputs& d) { d.v_view = d.shaped(2, 2, 8, 5); }},
       {"another dim of out", "dim", [](call_inputs& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }},
-      {"a null q", "null",
-       [](call_inputs& d) {
-         d.q_view = {nullptr, {2, 4, 6, 8}};
-       }},
-      {"a null out", "null",
-       [](call_inputs& d) {
-         d.out_view_ = {nullptr, {2, 4, 6, 5}};
-       }},
-      {"out that is k", "overlap",
-       [](call_inputs& d) {
-         d.k_view = {d.out.data.data(), {2, 2, 9, 8}, {0, 0, 8, 1}};
-       }},
-      {"out whose rows are one", "overlap", [](call_inputs& d) {
-         d.out_view_ = {d.out.data.data(), {2, 4, 6, 5}, {120, 30, 0, 1}};
-       }}};
+      {"a null q", "null", [](call_inputs& d) { d.q_view = null_view(2, 4, 6, 8); }},
+      {"a null out", "null", [](call_inputs& d) { d.out_view_ = null_view(2, 4, 6, 5); }},
+      {"out that is k", "overlap", [](call_inputs& d) { d.k_view = reshaped(d.out, 2, 2, 9, 8).strided(0, 0, 8, 1); }},
+      {"out whose rows are one", "overlap",
+       [](call_inputs& d) { d.out_view_ = reshaped(d.out, 2, 4, 6, 5).strided(120, 30, 0, 1); }}};
 }
 
 // The lengths of all three calls.
@@ -104,38 +72,20 @@ std::vector<refused> lengths() {
 
 std::vector<refused> features() {
   return {{"features of another dim", "feature columns = query dim 8; found 7",
-           [](call_inputs& d) {
-             d.features = {d.w.data.data(), {1, 10, 7}};
-           }},
-          {"no features", "features",
-           [](call_inputs& d) {
-             d.features = {d.w.data.data(), {1, 0, 8}};
-           }},
+           [](call_inputs& d) { d.features = reshaped(d.w, 1, 10, 7); }},
+          {"no features", "features", [](call_inputs& d) { d.features = reshaped(d.w, 1, 0, 8); }},
           {"features not given", "features", [](call_inputs& d) { d.features = {}; }},
-          {"features with a negative extent", "features",
-           [](call_inputs& d) {
-             d.features = {d.w.data.data(), {1, -3, 8}};
-           }},
-          {"features for other heads", "heads",
-           [](call_inputs& d) {
-             d.features = {d.w.data.data(), {3, 2, 8}};
-           }},
+          {"features with a negative extent", "features", [](call_inputs& d) { d.features = reshaped(d.w, 1, -3, 8); }},
+          {"features for other heads", "heads", [](call_inputs& d) { d.features = reshaped(d.w, 3, 2, 8); }},
           {"features for no heads, as many as queries have", "heads",
            [](call_inputs& d) {
              d.q_view = d.q_view.slice(1, 0, 0), d.out_view_ = d.out_view_.slice(1, 0, 0);
              d.features = {d.w.data.data(), {0, 10, 8}};
            }},
           {"features without end", "features",
-           [](call_inputs& d) {
-             d.features = {d.w.data.data(), {1, idx_t(1) << 56, 8}, {0, 0, 1}};
-           }},
-          {"null features", "null",
-           [](call_inputs& d) {
-             d.features = {nullptr, {1, 10, 8}};
-           }},
-          {"out in the features", "overlap", [](call_inputs& d) {
-             d.features = {d.out.data.data(), {1, 10, 8}};
-           }}};
+           [](call_inputs& d) { d.features = reshaped(d.w, 1, idx_t(1) << 56, 8).strided(0, 0, 1); }},
+          {"null features", "null", [](call_inputs& d) { d.features = null_view(1, 10, 8); }},
+          {"out in the features", "overlap", [](call_inputs& d) { d.features = reshaped(d.out, 1, 10, 8); }}};
 }
 
 // `put` gives the call gates.
@@ -286,13 +236,9 @@ TEST_CASE("steps refuse what does not fit, and leave the state as it was", "[ref
   const std::vector<refused> some = {
       {"another dim of k", "dim", [](call_inputs& d) { d.k_view = d.shaped(2, 2, 6, 7); }},
       {"another batch of v", "batch", [](call_inputs& d) { d.v_view = d.shaped(1, 2, 6, 5); }},
-      {"a null q", "null",
-       [](call_inputs& d) {
-         d.q_view = {nullptr, {2, 4, 6, 8}};
-       }},
-      {"out that is v", "overlap", [](call_inputs& d) {
-         d.v_view = {d.out.data.data(), {2, 2, 6, 5}, {60, 30, 5, 1}};
-       }}};
+      {"a null q", "null", [](call_inputs& d) { d.q_view = null_view(2, 4, 6, 8); }},
+      {"out that is v", "overlap",
+       [](call_inputs& d) { d.v_view = reshaped(d.out, 2, 2, 6, 5).strided(60, 30, 5, 1); }}};
   check(
       "linear_step",
       [](idx_t b, idx_t h, idx_t dim) {

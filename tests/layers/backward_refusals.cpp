@@ -2,6 +2,7 @@
 // touched. What the forward pass refuses of weights and options is refused by the same checks (refusals.cpp): here one
 // of each kind, and all that concerns gradients.
 #include "layers/layers.hpp"
+#include "support/refused.hpp"
 
 namespace testing::backward_refusals_tests {
 namespace {
@@ -64,18 +65,14 @@ void nothing_back(in_sequence<float>, in_sequence<float>, in_sequence<float>, ou
   FAIL("the mixer was called");
 }
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(arguments&)> change;
-};
+using refused = testing::refused<arguments>;
 
 void check_refusals(const std::string& name, const std::function<void(arguments&)>& call,
                     const std::vector<refused>& list) {
   for (const refused& bad : list) {
     INFO(name << ": " << bad.what);
     arguments d;
-    bad.change(d);
+    bad.alter(d);
     const tensor<float> x = d.x, written = d.written, rest = d.rest, d_out = d.d;
     const std::string message = refusal([&] { call(d); });
     INFO(message);
@@ -96,29 +93,17 @@ std::vector<refused> with_sequences(const std::function<out_sequence<float>&(arg
        [](arguments& d) { d.d_view = d.d_view.slice(0, 0, 1); }},
       {"another length of d_out", "d_out length = x length 6; found 5",
        [](arguments& d) { d.d_view = d.d_view.slice(1, 0, 5); }},
-      {"a null x", "null",
-       [](arguments& d) {
-         d.x_view = {nullptr, {2, 6, 8}};
-       }},
-      {"a null d_out", "null",
-       [](arguments& d) {
-         d.d_view = {nullptr, {2, 6, 8}};
-       }},
+      {"a null x", "null", [](arguments& d) { d.x_view = null_view(2, 6, 8); }},
+      {"a null d_out", "null", [](arguments& d) { d.d_view = null_view(2, 6, 8); }},
       {"a negative extent", "extents", [](arguments& d) { d.d_view = d.shaped(2, -6, 8); }},
       {"a gradient of another shape", "the gradient of x of the shape of x [2, 6, 8]; found [2, 5, 8]",
        [dx](arguments& d) { dx(d) = dx(d).slice(1, 0, 5); }},
       {"a gradient that overlaps itself", "overlap",
-       [dx](arguments& d) {
-         dx(d) = {d.written.data.data(), {2, 6, 8}, {8, 8, 1}};
-       }},
+       [dx](arguments& d) { dx(d) = reshaped(d.written, 2, 6, 8).strided(8, 8, 1); }},
       {"a gradient that is x", "the gradient of x and x in separate memory; found an overlap",
-       [dx](arguments& d) {
-         dx(d) = {d.x.data.data(), {2, 6, 8}};
-       }},
+       [dx](arguments& d) { dx(d) = reshaped(d.x, 2, 6, 8); }},
       {"a gradient that shares a part of d_out", "separate",
-       [dx](arguments& d) {
-         dx(d) = {d.d.data.data() + 8, {2, 6, 8}};
-       }},
+       [dx](arguments& d) { dx(d) = reshaped(d.d.data.data() + 8, 2, 6, 8); }},
   };
   all.insert(all.end(), more.begin(), more.end());
   return all;
@@ -148,9 +133,7 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
                [](arguments& d) { d.d_one.weight = d.d_one.weight.slice(0, 0, 7); }},
               {"a gradient of heads of one weight",
                "the gradient of weight of the shape of weight [8, 8]; found [2, 4, 8]",
-               [](arguments& d) {
-                 d.d_one.weight = {d.d_one.weight.data(), {2, 4, 8}};
-               }},
+               [](arguments& d) { d.d_one.weight = reshaped(d.d_one.weight.data(), 2, 4, 8); }},
               {"a gradient of one weight of heads", "the gradient of weight as a view [heads, outputs, inputs]",
                [](arguments& d) {
                  d.one.weight = {d.memory.data.data(), {2, 4, 4}}, d.d_one.weight = {d.d_one.weight.data(), {2, 4}};
@@ -160,19 +143,12 @@ TEST_CASE("project_backward refuses what does not fit", "[layer_backward_refusal
                  d.one.weight = {d.memory.data.data(), {2, 4, 4}}, d.d_one.weight = {d.d_one.weight.data(), {2, 4, 3}};
                }},
               {"heads that are not x", "weight [heads, outputs, inputs] with heads x inputs = x dim 8; found [2, 4, 3]",
-               [](arguments& d) {
-                 d.one.weight = {d.memory.data.data(), {2, 4, 3}}, d.d_one.weight = {};
-               }},
+               [](arguments& d) { d.one.weight = reshaped(d.memory, 2, 4, 3), d.d_one.weight = {}; }},
               {"a gradient of the bias of another size", "the gradient of bias",
                [](arguments& d) { d.d_one.bias = d.d_one.bias.slice(0, 0, 7); }},
               {"gradients that overlap", "the gradient of weight and the gradient of bias in separate memory",
-               [](arguments& d) {
-                 d.d_one.bias = {d.d_one.weight.data() + 8, {8}};
-               }},
-              {"a gradient in the weight", "separate",
-               [](arguments& d) {
-                 d.d_one.bias = {d.memory.data.data(), {8}};
-               }},
+               [](arguments& d) { d.d_one.bias = reshaped(d.d_one.weight.data() + 8, 8); }},
+              {"a gradient in the weight", "separate", [](arguments& d) { d.d_one.bias = reshaped(d.memory, 8); }},
               {"a gradient that is d_out", "the gradient of x and d_out in separate memory",
                [](arguments& d) { d.d_one.x = sequence(d.d); }},
           }));
@@ -276,9 +252,7 @@ TEST_CASE("token_shift_backward refuses what does not fit", "[layer_backward_ref
           {"dx of another length", "x", but([&](arguments& d) { g.x = d.dx.slice(1, 0, 5); })},
           {"dx that is x", "separate", but([&](arguments& d) { g.x = sequence(d.x); })},
           {"one gradient for both", "separate",
-           but([&](arguments& d) {
-             g.initial_state = {d.dx.data(), {2, 8}};
-           })},
+           but([&](arguments& d) { g.initial_state = reshaped(d.dx.data(), 2, 8); })},
       });
 }
 
@@ -302,9 +276,7 @@ TEST_CASE("feed_forward_backward refuses what does not fit", "[layer_backward_re
                          {"a gradient of no down bias", "down bias, since its gradient is asked for",
                           [](arguments& d) { d.feed.down_bias = {}; }},
                          {"gradients of up and down in one place", "separate",
-                          [](arguments& d) {
-                            d.d_feed.down = {d.d_feed.up.data(), {8, 10}};
-                          }},
+                          [](arguments& d) { d.d_feed.down = reshaped(d.d_feed.up.data(), 8, 10); }},
                          {"the gradient of down of another shape", "the gradient of down",
                           [](arguments& d) { d.d_feed.down = d.d_feed.down.slice(1, 0, 8); }},
                      }));
@@ -345,9 +317,7 @@ TEST_CASE("multi_head_backward refuses what does not fit", "[layer_backward_refu
                          {"the gradient of the context of another shape", "the gradient of context",
                           [](arguments& d) { d.d_heads.context = d.d_heads.context.slice(1, 0, 6); }},
                          {"the gradient of the context in that of x", "separate",
-                          [](arguments& d) {
-                            d.d_heads.context = {d.d_heads.x.data(), {2, 9, 8}};
-                          }},
+                          [](arguments& d) { d.d_heads.context = reshaped(d.d_heads.x.data(), 2, 9, 8); }},
                          {"key heads that do not divide", "kv_heads that divide heads 4; found 3",
                           [](arguments& d) { d.options.kv_heads = 3; }},
                          {"attended of another length", "attended length = x length 6; found 5",

@@ -87,18 +87,10 @@ TEST_CASE("token_shift and its step refuse what does not fit", "[layer_refusals]
            [&](arguments& d) { initial = row(d, 1, 8); }},
           {"a final state of one item",
            "final_state of the shape of one token of each batch item [2, 8]; found [1, 8]",
-           [&](arguments& d) {
-             final = {d.rest.data.data(), {1, 8}};
-           }},
+           [&](arguments& d) { final = reshaped(d.rest, 1, 8); }},
           {"a state that is the final one", "final_state and initial_state in separate memory",
-           [&](arguments& d) {
-             final = {d.rest.data.data(), {2, 8}};
-             initial = final;
-           }},
-          {"a final state within out", "separate",
-           [&](arguments& d) {
-             final = {d.out.data.data(), {2, 8}};
-           }},
+           [&](arguments& d) { final = reshaped(d.rest, 2, 8), initial = final; }},
+          {"a final state within out", "separate", [&](arguments& d) { final = reshaped(d.out, 2, 8); }},
       }));
   attn::token_shift_state<float> state({.batch = 2, .channels = 8});
   check_refusals(

@@ -4,6 +4,7 @@
 namespace testing::refusals_tests {
 
 using namespace layer_refusals;
+using layer_refusals::refused;
 
 TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
   const auto call = [](arguments& d) {
@@ -22,10 +23,7 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
                       [](arguments& d) { d.weight = d.matrix(9, 8), d.bias = d.vector(9); }},
                      {"a transposed weight", "found [8, 5]: give the transpose of an [inputs, outputs] matrix",
                       [](arguments& d) { d.weight = d.matrix(8, 5); }},
-                     {"a null weight", "null",
-                      [](arguments& d) {
-                        d.weight = {nullptr, {8, 8}};
-                      }},
+                     {"a null weight", "null", [](arguments& d) { d.weight = null_view(8, 8); }},
                      {"heads that are not x",
                       "weight [heads, outputs, inputs] with heads x inputs = x dim 8; found [2, 4, 3]",
                       [](arguments& d) { d.weight = d.matrices(2, 4, 3); }},
@@ -33,20 +31,12 @@ TEST_CASE("project refuses what does not fit", "[layer_refusals]") {
                       [](arguments& d) { d.weight = d.matrices(2, 3, 4), d.bias = d.vector(6); }},
                      {"a bias of one head", "bias, one per output of all heads: 8; found 4",
                       [](arguments& d) { d.weight = d.matrices(2, 4, 4), d.bias = d.vector(4); }},
-                     {"a null weight of heads", "null",
-                      [](arguments& d) {
-                        d.weight = {nullptr, {2, 4, 4}};
-                      }},
+                     {"a null weight of heads", "null", [](arguments& d) { d.weight = null_view(2, 4, 4); }},
                      {"a weight of heads in out", "separate",
-                      [](arguments& d) {
-                        d.weight = {d.out.data.data(), {2, 4, 4}};
-                      }},
+                      [](arguments& d) { d.weight = reshaped(d.out, 2, 4, 4); }},
                      {"a bias of another size", "bias, one per row of its weight: 8; found 7",
                       [](arguments& d) { d.bias = d.vector(7); }},
-                     {"a null bias", "null",
-                      [](arguments& d) {
-                        d.bias = {nullptr, {8}};
-                      }},
+                     {"a null bias", "null", [](arguments& d) { d.bias = null_view(8); }},
                      {"a weight within out", "separate", [](arguments& d) { d.weight = d.within_out(d.matrix(8, 8)); }},
                      {"a bias within out", "separate", [](arguments& d) { d.bias = d.within_out(d.bias); }},
                      {"x that is out", "separate", [](arguments& d) { d.x_view = d.out_view_; }},
@@ -122,10 +112,7 @@ const std::vector<refused> feed_refusals = {
     {"a bias of no gate", "a gate weight, since there is a bias of it; found none",
      [](arguments& d) { d.block.feed_forward.gate_bias = d.vector(10); }},
     {"bias of gate", "gate bias",
-     [](arguments& d) {
-       d.block.feed_forward.gate = d.matrix(10, 8);
-       d.block.feed_forward.gate_bias = d.vector(9);
-     }},
+     [](arguments& d) { d.block.feed_forward.gate = d.matrix(10, 8), d.block.feed_forward.gate_bias = d.vector(9); }},
     {"gate within out", "separate", [](arguments& d) { d.block.feed_forward.gate = d.within_out(d.matrix(10, 8)); }},
     {"no up weight", "up weight", [](arguments& d) { d.block.feed_forward.up = {}; }},
     {"down within out", "separate", [](arguments& d) { d.block.feed_forward.down = d.within_out(d.matrix(8, 10)); }},
@@ -159,10 +146,7 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
       with_sequences({
           {"another batch of y", "context batch = x batch 2; found 1",
            [](arguments& d) { d.y_view = d.shaped(1, 9, 8); }},
-          {"a null y", "null",
-           [](arguments& d) {
-             d.y_view = {nullptr, {2, 9, 8}};
-           }},
+          {"a null y", "null", [](arguments& d) { d.y_view = null_view(2, 9, 8); }},
           {"y that is out", "separate", [](arguments& d) { d.y_view = d.out_view_; }},
           {"no heads", "heads >= 1; found 0", [](arguments& d) { d.options.heads = 0; }},
           {"no key heads", "kv_heads >= 1; found 0", [](arguments& d) { d.options.kv_heads = 0; }},
@@ -276,10 +260,7 @@ TEST_CASE("multi_head refuses what does not fit", "[layer_refusals]") {
            [](arguments& d) { d.options.attended = d.remainder.slice(2, 0, 7); }},
           {"attended that is out", "separate", [](arguments& d) { d.options.attended = d.out_view_; }},
           {"attended that is y", "separate",
-           [](arguments& d) {
-             d.y_view = {d.rest.data.data(), {2, 6, 8}};
-             d.options.attended = d.remainder;
-           }},
+           [](arguments& d) { d.y_view = reshaped(d.rest, 2, 6, 8), d.options.attended = d.remainder; }},
       }));
 }
 
@@ -333,10 +314,7 @@ TEST_CASE("reversible_block and its inverse refuse what does not fit", "[layer_r
       {"another length of the remainder", "remainder length",
        [](arguments& d) { d.remainder = d.remainder.slice(1, 0, 5); }},
       {"another dim of the remainder", "remainder dim", [](arguments& d) { d.remainder = d.remainder.slice(2, 0, 4); }},
-      {"a null remainder", "null",
-       [](arguments& d) {
-         d.remainder = {nullptr, {2, 6, 8}};
-       }},
+      {"a null remainder", "null", [](arguments& d) { d.remainder = null_view(2, 6, 8); }},
       {"a remainder that is out", "separate", [](arguments& d) { d.remainder = d.out_view_; }},
       {"a remainder that is x", "separate", [](arguments& d) { d.x_view = d.remainder; }},
   });

@@ -1,6 +1,7 @@
 #pragma once
 // Bad input is refused on entry to every layer: std::invalid_argument in one sentence, out untouched.
 #include "layers/layers.hpp"
+#include "support/refused.hpp"
 
 namespace testing::layer_refusals {
 
@@ -53,18 +54,14 @@ inline void no_attention(in_view<float>, in_view<float>, in_view<float>, out_vie
   FAIL("the operator was called");
 }
 
-struct refused {
-  const char* what;
-  const char* says;  // the message names what is wrong
-  std::function<void(arguments&)> change;
-};
+using refused = testing::refused<arguments>;
 
 inline void check_refusals(const std::string& name, const std::function<void(arguments&)>& call,
                     const std::vector<refused>& list) {
   for (const refused& bad : list) {
     INFO(name << ": " << bad.what);
     arguments d;
-    bad.change(d);
+    bad.alter(d);
     const tensor<float> before = d.out, rest = d.rest;
     const std::string message = refusal([&] { call(d); });
     INFO(message);
@@ -83,23 +80,13 @@ inline std::vector<refused> with_sequences(std::vector<refused> more) {
       {"another length of out", "out length = x length 6; found 5",
        [](arguments& d) { d.out_view_ = d.out_view_.slice(1, 0, 5); }},
       {"another dim of out", " 8; found 6", [](arguments& d) { d.out_view_ = d.out_view_.slice(2, 0, 6); }},
-      {"a null x", "null",
-       [](arguments& d) {
-         d.x_view = {nullptr, {2, 6, 8}};
-       }},
-      {"a null out", "null",
-       [](arguments& d) {
-         d.out_view_ = {nullptr, {2, 6, 8}};
-       }},
+      {"a null x", "null", [](arguments& d) { d.x_view = null_view(2, 6, 8); }},
+      {"a null out", "null", [](arguments& d) { d.out_view_ = null_view(2, 6, 8); }},
       {"a negative extent", "extents", [](arguments& d) { d.x_view = d.shaped(2, -6, 8); }},
       {"out that overlaps itself", "overlap",
-       [](arguments& d) {
-         d.out_view_ = {d.out.data.data(), {2, 6, 8}, {8, 8, 1}};
-       }},
+       [](arguments& d) { d.out_view_ = reshaped(d.out, 2, 6, 8).strided(8, 8, 1); }},
       {"out that shares memory with x", "separate memory",
-       [](arguments& d) {
-         d.x_view = {d.out.data.data(), {2, 6, 8}, {48, 0, 1}};
-       }},
+       [](arguments& d) { d.x_view = reshaped(d.out, 2, 6, 8).strided(48, 0, 1); }},
       {"more tokens than can be counted, of nothing", "x batch * length that memory can hold",
        [](arguments& d) {
          constexpr idx_t many = idx_t(1) << 33;

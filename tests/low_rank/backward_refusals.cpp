@@ -37,34 +37,13 @@ std::vector<refused_gradient<Call>> common_list() {
        [](here& c) { c.g.q = c.g.q.slice(2, 0, 5); }},
       {"the gradient of k of the shape of k", [](here& c) { c.g.k = c.g.k.slice(3, 0, 7); }},
       {"the gradient of v of the shape of v", [](here& c) { c.g.v = c.g.v.slice(0, 0, 1); }},
-      {"overlap",
-       [](here& c) {
-         c.g.q = {c.q.data.data(), {2, 4, 6, 8}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.g.v = {c.d.data.data(), {2, 2, 9, 5}, {0, 0, 5, 1}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.g.k = {c.dq.data.data(), {2, 2, 9, 8}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.d_view = {c.dv.data.data(), {2, 4, 6, 5}, {0, 0, 5, 1}};
-       }},
-      {"elements do not overlap",
-       [](here& c) {
-         c.g.q = {c.dq.data.data(), {2, 4, 6, 8}, {0, 48, 8, 1}};
-       }},
-      {"memory behind",
-       [](here& c) {
-         c.d_view = {nullptr, {2, 4, 6, 5}};
-       }},
-      {"memory behind",
-       [](here& c) {
-         c.g.q = {nullptr, {2, 4, 6, 8}};
-       }},
+      {"overlap", [](here& c) { c.g.q = reshaped(c.q, 2, 4, 6, 8); }},
+      {"overlap", [](here& c) { c.g.v = reshaped(c.d, 2, 2, 9, 5).strided(0, 0, 5, 1); }},
+      {"overlap", [](here& c) { c.g.k = reshaped(c.dq, 2, 2, 9, 8); }},
+      {"overlap", [](here& c) { c.d_view = reshaped(c.dv, 2, 4, 6, 5).strided(0, 0, 5, 1); }},
+      {"elements do not overlap", [](here& c) { c.g.q = reshaped(c.dq, 2, 4, 6, 8).strided(0, 48, 8, 1); }},
+      {"memory behind", [](here& c) { c.d_view = null_view(2, 4, 6, 5); }},
+      {"memory behind", [](here& c) { c.g.q = null_view(2, 4, 6, 8); }},
       {"scale", [](here& c) { c.options.scale = HUGE_VALF; }},
       {"key_mask batch 1 or 2; found 3", [](here& c) { c.options.key_mask = c.mask(c.more, 3, 9); }},
       {"key_mask length = key length 9; found 6", [](here& c) { c.options.key_mask = c.mask(c.more, 2, 6); }},
@@ -86,20 +65,11 @@ std::vector<refused_gradient<Call>> list_with_lse() {
   const std::vector<refused_gradient<here>> own = {
       {"out length = query length", [](here& c) { c.out_view_ = c.out_view_.slice(2, 0, 5); }},
       {"out dim = value dim", [](here& c) { c.out_view_ = c.shaped(2, 4, 6, 4); }},
-      {"overlap",
-       [](here& c) {
-         c.out_view_ = {c.dq.data.data(), {2, 4, 6, 5}};
-       }},
+      {"overlap", [](here& c) { c.out_view_ = reshaped(c.dq, 2, 4, 6, 5); }},
       {"lse of the shape", [](here& c) { c.options.lse = c.options.lse.slice(2, 0, 5); }},
-      {"overlap",
-       [](here& c) {
-         c.options.lse = {c.dq.data.data(), {2, 4, 6}};
-       }},
+      {"overlap", [](here& c) { c.options.lse = reshaped(c.dq, 2, 4, 6); }},
       {"d_lse of the shape", [](here& c) { c.g.d_lse = c.g.d_lse.slice(1, 0, 2); }},
-      {"overlap",
-       [](here& c) {
-         c.g.d_lse = {c.dv.data.data(), {2, 4, 6}, {0, 0, 1}};
-       }},
+      {"overlap", [](here& c) { c.g.d_lse = reshaped(c.dv, 2, 4, 6).strided(0, 0, 1); }},
   };
   list.insert(list.end(), own.begin(), own.end());
   return list;
@@ -164,10 +134,7 @@ TEST_CASE("nystrom_backward refuses what does not fit", "[nystrom_backward]") {
       {"the gradient of convolution of the shape of convolution",
        [](here& c) { c.g.convolution = c.g.convolution.slice(1, 0, 1); }},
       {"convolution, since its gradient is asked for; found none", [](here& c) { c.options.convolution = {}; }},
-      {"overlap",
-       [](here& c) {
-         c.g.convolution = {c.weights.data.data(), {4, 3}};
-       }},
+      {"overlap", [](here& c) { c.g.convolution = reshaped(c.weights, 4, 3); }},
       {"landmarks >= 1; found 0", [](here& c) { c.options.landmarks = 0; }},
       {"iterations >= 0", [](here& c) { c.options.iterations = -1; }},
       {"cutoff", [](here& c) { c.options.cutoff = 1; }},
@@ -186,18 +153,9 @@ TEST_CASE("linformer_backward refuses what does not fit", "[linformer_backward]"
   const std::vector<refused_gradient<here>> own = {
       {"the gradient of e of the shape of e [1, 3, 9]; found [1, 3, 8]", [](here& c) { c.g.e = c.g.e.slice(2, 0, 8); }},
       {"the gradient of f of the shape of f", [](here& c) { c.g.f = c.g.f.slice(0, 0, 1); }},
-      {"overlap",
-       [](here& c) {
-         c.g.e = {c.e.data.data(), {1, 3, 9}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.g.f = {c.dk.data.data(), {4, 3, 9}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.g.e = {c.df.data.data(), {1, 3, 9}};
-       }},
+      {"overlap", [](here& c) { c.g.e = reshaped(c.e, 1, 3, 9); }},
+      {"overlap", [](here& c) { c.g.f = reshaped(c.dk, 4, 3, 9); }},
+      {"overlap", [](here& c) { c.g.e = reshaped(c.df, 1, 3, 9); }},
       {"rank of f = rank of e 3; found 2",
        [](here& c) { c.f_view = c.f_view.slice(1, 0, 2), c.g.f = c.g.f.slice(1, 0, 2); }},
       {"projection columns = key length 9; found 8",
@@ -215,14 +173,8 @@ TEST_CASE("long_short_backward refuses what does not fit", "[long_short_backward
       {"the gradient of logits of the shape of logits", [](here& c) { c.g.logits = c.g.logits.slice(3, 0, 2); }},
       {"logits length = key length",
        [](here& c) { c.logits_view = c.logits_view.slice(2, 0, 8), c.g.logits = c.g.logits.slice(2, 0, 8); }},
-      {"overlap",
-       [](here& c) {
-         c.g.logits = {c.logits.data.data(), {2, 4, 9, 3}};
-       }},
-      {"overlap",
-       [](here& c) {
-         c.logits_view = {c.dq.data.data(), {2, 4, 9, 3}, {0, 0, 3, 1}};
-       }},
+      {"overlap", [](here& c) { c.g.logits = reshaped(c.logits, 2, 4, 9, 3); }},
+      {"overlap", [](here& c) { c.logits_view = reshaped(c.dq, 2, 4, 9, 3).strided(0, 0, 3, 1); }},
       {"local_gamma, since its gradient is asked for; found none", [](here& c) { c.g.local_gamma = c.dg.data; }},
       {"global_beta, since its gradient is asked for; found none", [](here& c) { c.g.global_beta = c.dg.data; }},
       {"sinks, since its gradient is asked for; found none", [](here& c) { c.options.sinks = {}; }},

@@ -230,9 +230,7 @@ TEST_CASE("multipole_backward refuses what does not fit", "[multipole_backward]"
                              {"separate memory", [](auto& c) { c.g.v = c.g.k; }},
                              {"separate memory", [](auto& c) { c.g.k = view(c.k); }},
                              {"sinks, since its gradient is asked for",
-                              [](auto& c) {
-                                c.g.sinks = {c.d_sinks.data.data(), {2}};
-                              }},
+                              [](auto& c) { c.g.sinks = reshaped(c.d_sinks, 2); }},
                              {"d_out of the shape of out", [](auto& c) { c.d_out = tensor<float>(1, 2, 7, 4); }},
                              {"exact >= 0", [](auto& c) { c.o.exact = -1; }},
                              {"clusters >= 0", [](auto& c) { c.o.clusters = -1; }}});

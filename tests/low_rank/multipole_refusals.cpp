@@ -122,9 +122,7 @@ TEST_CASE("multipole_step refuses what does not fit", "[multipole_refusals]") {
       {"scale", [&](inputs& x) { x.o.scale = nan; }},
       {"softcap", [&](inputs& x) { x.o.softcap = 0.0f; }},
       {"separate memory",
-       [&](inputs& x) {
-         x.q = {cache.keys().data(), {1, 4, 1, 4}, {0, 0, 4, 1}};
-       }},
+       [&](inputs& x) { x.q = reshaped(cache.keys().data(), 1, 4, 1, 4).strided(0, 0, 4, 1); }},
   };
   for (const auto& [says, alter] : list) {
     const std::string message = refused_by(alter);

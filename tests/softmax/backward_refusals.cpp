@@ -63,65 +63,31 @@ std::vector<refused<Inputs>> gradient_refusals() {
       {"d_out of another length", "d_out", [](auto& d) { d.d_out_view = d.d_out_view.slice(2, 0, 5); }},
       {"d_out of another dim", "d_out", [](auto& d) { d.d_out_view = d.d_out_view.slice(3, 0, 4); }},
       {"no d_out", "d_out", [](auto& d) { d.d_out_view = {}; }},
-      {"a null d_out", "null",
-       [](auto& d) {
-         d.d_out_view = {nullptr, {2, 4, 6, 5}};
-       }},
+      {"a null d_out", "null", [](auto& d) { d.d_out_view = null_view(2, 4, 6, 5); }},
       {"no out", "out", [](auto& d) { d.out_view_ = {}; }},
-      {"d_lse of another length", "d_lse",
-       [](auto& d) {
-         d.g.d_lse = {d.other.data.data(), {2, 4, 5}};
-       }},
-      {"d_lse of the key heads", "d_lse",
-       [](auto& d) {
-         d.g.d_lse = {d.other.data.data(), {2, 2, 6}};
-       }},
-      {"a null d_lse", "null",
-       [](auto& d) {
-         d.g.d_lse = {nullptr, {2, 4, 6}};
-       }},
+      {"d_lse of another length", "d_lse", [](auto& d) { d.g.d_lse = reshaped(d.other, 2, 4, 5); }},
+      {"d_lse of the key heads", "d_lse", [](auto& d) { d.g.d_lse = reshaped(d.other, 2, 2, 6); }},
+      {"a null d_lse", "null", [](auto& d) { d.g.d_lse = null_view(2, 4, 6); }},
       {"dq of another length", "the gradient of q", [](auto& d) { d.g.q = d.g.q.slice(2, 0, 5); }},
       {"dq of another batch", "the gradient of q", [](auto& d) { d.g.q = d.g.q.slice(0, 0, 1); }},
       {"dv of another dim", "the gradient of v", [](auto& d) { d.g.v = d.g.v.slice(3, 0, 4); }},
-      {"dv of the query heads", "the gradient of v",
-       [](auto& d) {
-         d.g.v = {d.other.data.data(), {2, 4, 9, 5}};
-       }},
-      {"a null dq", "null",
-       [](auto& d) {
-         d.g.q = {nullptr, {2, 4, 6, 8}};
-       }},
+      {"dv of the query heads", "the gradient of v", [](auto& d) { d.g.v = reshaped(d.other, 2, 4, 9, 5); }},
+      {"a null dq", "null", [](auto& d) { d.g.q = null_view(2, 4, 6, 8); }},
       {"dq in q", "overlap", [](auto& d) { d.g.q = view(d.q); }},
       {"dq in out", "overlap",
-       [](auto& d) {
-         d.q_view = {d.other.data.data(), {2, 4, 6, 8}}, d.out_view_ = {d.dq.data.data(), {2, 4, 6, 5}};
-       }},
-      {"dq in d_out", "overlap",
-       [](auto& d) {
-         d.d_out_view = {d.dq.data.data() + 100, {2, 4, 6, 5}};
-       }},
+       [](auto& d) { d.q_view = reshaped(d.other, 2, 4, 6, 8), d.out_view_ = reshaped(d.dq, 2, 4, 6, 5); }},
+      {"dq in d_out", "overlap", [](auto& d) { d.d_out_view = reshaped(d.dq.data.data() + 100, 2, 4, 6, 5); }},
       {"dv in v", "overlap", [](auto& d) { d.v_view = view(std::as_const(d.dv)); }},
-      {"dv in lse", "overlap",
-       [](auto& d) {
-         d.options.lse = {d.dv.data.data(), {2, 4, 6}};
-       }},
-      {"dv in d_lse", "overlap",
-       [](auto& d) {
-         d.g.d_lse = {d.dv.data.data(), {2, 4, 6}};
-       }},
+      {"dv in lse", "overlap", [](auto& d) { d.options.lse = reshaped(d.dv, 2, 4, 6); }},
+      {"dv in d_lse", "overlap", [](auto& d) { d.g.d_lse = reshaped(d.dv, 2, 4, 6); }},
       {"dq in dv", "overlap",
        [](auto& d) {
          d.g.v = {d.dq.data.data(), d.dv.extents};
        }},
-      {"dq whose rows are one", "overlap",
-       [](auto& d) {
-         d.g.q = {d.dq.data.data(), {2, 4, 6, 8}, {192, 48, 0, 1}};
-       }},
+      {"dq whose rows are one", "overlap", [](auto& d) { d.g.q = reshaped(d.dq, 2, 4, 6, 8).strided(192, 48, 0, 1); }},
       {"sinks that are not given", "sinks", [](auto& d) { d.g.sinks = d.d_sinks; }},
       {"too few gradients of sinks", "the gradient of sinks",
-       [](auto& d) {
-         d.options.sinks = d.sinks, d.g.sinks = {d.d_sinks.data(), {2}};
-       }},
+       [](auto& d) { d.options.sinks = d.sinks, d.g.sinks = reshaped(d.d_sinks.data(), 2); }},
       {"gradients of sinks in sinks", "overlap", [](auto& d) { d.options.sinks = d.sinks, d.g.sinks = d.sinks; }},
   };
   const auto add = [&list](std::vector<refused<Inputs>> more) { list.insert(list.end(), more.begin(), more.end()); };
@@ -143,9 +109,7 @@ std::vector<refused<Inputs>> gradient_refusals() {
     add({
         {"slopes that are not given", "alibi_slopes", [](auto& d) { d.g.alibi_slopes = d.d_slopes; }},
         {"too few gradients of slopes", "the gradient of alibi_slopes",
-         [](auto& d) {
-           d.options.alibi_slopes = d.slopes, d.g.alibi_slopes = {d.d_slopes.data(), {3}};
-         }},
+         [](auto& d) { d.options.alibi_slopes = d.slopes, d.g.alibi_slopes = reshaped(d.d_slopes.data(), 3); }},
         {"one memory for slopes and sinks", "overlap",
          [](auto& d) {
            d.options.alibi_slopes = d.slopes, d.options.sinks = d.sinks;
@@ -154,14 +118,9 @@ std::vector<refused<Inputs>> gradient_refusals() {
     });
   if constexpr (requires(Inputs & d) { d.g.bias; })
     add({
-        {"a bias that is not given", "bias",
-         [](auto& d) {
-           d.g.bias = {d.d_parameter.data.data(), {1, 1, 6, 9}};
-         }},
+        {"a bias that is not given", "bias", [](auto& d) { d.g.bias = reshaped(d.d_parameter, 1, 1, 6, 9); }},
         {"a gradient of another shape than the bias", "the gradient of bias",
-         [](auto& d) {
-           d.options.bias = d.shaped(1, 1, 6, 9), d.g.bias = {d.d_parameter.data.data(), {1, 4, 6, 9}};
-         }},
+         [](auto& d) { d.options.bias = d.shaped(1, 1, 6, 9), d.g.bias = reshaped(d.d_parameter, 1, 4, 6, 9); }},
         {"a gradient in the bias", "overlap",
          [](auto& d) {
            d.options.bias = d.shaped(1, 1, 6, 9), d.g.bias = {d.other.data.data() + 9, {1, 1, 6, 9}};
@@ -203,18 +162,11 @@ std::vector<refused<Inputs>> gradient_refusals() {
       d.options.v_global = d.shaped(2, 2, 9, 5);
     };
     add({
-        {"q_global that is not given", "q_global",
-         [](auto& d) {
-           d.g.q_global = {d.d_parameter.data.data(), {2, 4, 6, 8}};
-         }},
+        {"q_global that is not given", "q_global", [](auto& d) { d.g.q_global = reshaped(d.d_parameter, 2, 4, 6, 8); }},
         {"a gradient of k_global of another length", "the gradient of k_global",
-         [own](auto& d) {
-           own(d), d.g.k_global = {d.d_parameter.data.data(), {2, 2, 8, 8}};
-         }},
+         [own](auto& d) { own(d), d.g.k_global = reshaped(d.d_parameter, 2, 2, 8, 8); }},
         {"a gradient in v_global", "overlap",
-         [own](auto& d) {
-           own(d), d.g.v_global = {d.other.data.data() + 3, {2, 2, 9, 5}};
-         }},
+         [own](auto& d) { own(d), d.g.v_global = reshaped(d.other.data.data() + 3, 2, 2, 9, 5); }},
         {"one memory for k and k_global", "overlap", [own](auto& d) { own(d), d.g.k_global = view(d.dk); }},
     });
   }
@@ -309,7 +261,7 @@ TEST_CASE("lsh_backward refuses what does not fit", "[backward_refusals]") {
     if (std::string(one.what) != "dv of the query heads") list.push_back(one);
   list.push_back({"v of another length", "length", [](auto& d) { d.v_view = d.shaped(2, 2, 8, 5); }});
   list.push_back({"out of another dim", "dim", [](auto& d) { d.out_view_ = d.out_view_.slice(3, 0, 4); }});
-  list.push_back({"too few lengths", "lengths", [](auto& d) { d.options.lengths = d.list({6}); }});
+  list.push_back({"too few lengths", "lengths", [](auto& d) { d.options.lengths = d.list(6); }});
   list.push_back({"a negative norm_eps", "norm_eps", [](auto& d) { d.options.norm_eps = -1; }});
   check_refused<backward_form<hashed, inputs>, 6, inputs>("lsh_backward", list);
 }

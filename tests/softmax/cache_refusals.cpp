@@ -1,12 +1,8 @@
 // Bad input to the caches and steps: refused in one sentence; out, lse and the cache stay as they were.
-#include <algorithm>
-#include <functional>
-
 #include <attn/core/paged_cache.hpp>
 
 #include "support/call_topk_blocks.hpp"
-#include "support/catch.hpp"
-#include "support/refusal.hpp"
+#include "support/refused.hpp"
 #include "support/run.hpp"
 
 namespace testing::cache_refusals_tests {
@@ -36,22 +32,51 @@ const std::pair<const char*, std::function<void(step_inputs&)>> misfits[] = {
     {"length", [](auto& s) { s.k = shaped(2, 2, 3, 8); }},
     {"length", [](auto& s) { s.v = shaped(2, 2, 1, 5); }},
     {"length", [](auto& s) { s.q = shaped(2, 4, 1, 8); }},
-    {"null",
-     [](auto& s) {
-       s.k = {nullptr, {2, 2, 2, 8}};
-     }},
-    {"batch",
-     [](auto& s) {
-       s = {shaped(1, 4, 2, 8), shaped(1, 2, 2, 8), shaped(1, 2, 2, 5)};
-     }},
-    {"heads",
-     [](auto& s) {
-       s = {shaped(2, 4, 2, 8), shaped(2, 4, 2, 8), shaped(2, 4, 2, 5)};
-     }},
-    {"dim",
-     [](auto& s) {
-       s = {shaped(2, 4, 2, 16), shaped(2, 2, 2, 16), shaped(2, 2, 2, 5)};
-     }},
+    {"null", [](auto& s) { s.k = null_view(2, 2, 2, 8); }},
+    {"batch", [](auto& s) { s.q = shaped(1, 4, 2, 8), s.k = shaped(1, 2, 2, 8), s.v = shaped(1, 2, 2, 5); }},
+    {"heads", [](auto& s) { s.q = shaped(2, 4, 2, 8), s.k = shaped(2, 4, 2, 8), s.v = shaped(2, 4, 2, 5); }},
+    {"dim", [](auto& s) { s.q = shaped(2, 4, 2, 16), s.k = shaped(2, 2, 2, 16), s.v = shaped(2, 2, 2, 5); }},
+};
+
+// Steps over one cache: refused in a sentence that names what is wrong, with nothing changed.
+template <class Operator, class Cache, class Options>
+struct refused_steps {
+  const char* name;
+  Cache& cache;
+  idx_t tokens = cache.tokens();
+  tensor<float> out{2, 4, 2, 5, 7}, lse{2, 4, 2, 1, 7};
+
+  void check(const char* says, const step_inputs& in, out_view<float> to, const Options& options) {
+    attn::execution serial;
+    const std::string message = refusal([&] { Operator::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
+    INFO(message << " should mention " << says);
+    CHECK(well_formed(message, name));
+    CHECK(message.find(says) != std::string::npos);
+    CHECK(cache.tokens() == tokens);
+    CHECK(untouched(out));
+    CHECK(untouched(lse));
+  }
+  void check(const char* says, const Options& options) { check(says, {}, view(out), options); }
+  void check(const char* says, const step_inputs& in) { check(says, in, view(out), {.lse = row_view(lse)}); }
+
+  // What all of them refuse.
+  void check_common() {
+    for (const auto& [says, alter] : misfits) {
+      step_inputs in;
+      alter(in);
+      check(says, in);
+    }
+    const std::vector<float> three(3, 0.5f);
+    check("length", {}, view(out).slice(2, 0, 1), {});
+    for (float softcap : {-1.0f, 0.0f}) check("softcap", Options{.softcap = softcap});
+    check("alibi_slopes", Options{.alibi_slopes = three});
+    check("sinks", Options{.sinks = three});
+    for (int axis : {1, 2}) check("lse", Options{.lse = row_view(lse).slice(axis, 0, 1)});
+    check("overlap", Options{.lse = reshaped(out, 2, 4, 2)});
+    step_inputs aliased;
+    aliased.q = reshaped(out, 2, 4, 2, 8).strided(0, 0, 8, 1);
+    check("overlap", aliased);
+  }
 };
 
 }  // namespace
@@ -83,36 +108,10 @@ TEST_CASE("kv_cache refuses what does not fit", "[cache_refusals]") {
 TEST_CASE("full_softmax_step refuses what does not fit", "[cache_refusals]") {
   attn::kv_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
-  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
-  attn::execution serial;
-  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
-                         const attn::full_softmax_options<float>& options) {
-    const std::string message =
-        refusal([&] { compiled_full_softmax<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
-    INFO(message << " should mention " << says);
-    CHECK(well_formed(message, "full_softmax_step"));
-    CHECK(message.find(says) != std::string::npos);
-    CHECK(cache.tokens() == 3);
-    CHECK(untouched(out));
-    CHECK(untouched(lse));
-  };
-  for (const auto& [says, alter] : misfits) {
-    step_inputs in;
-    alter(in);
-    check(says, in, view(out), {.lse = row_view(lse)});
-  }
-  const step_inputs good;
-  const std::vector<float> three(3, 0.5f);
-  check("length", good, view(out).slice(2, 0, 1), {});
-  check("bias", good, view(out), {.bias = shaped(1, 1, 2, 3)});  // not the size after the append
-  check("softcap", good, view(out), {.softcap = -1.0f});
-  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
-  check("sinks", good, view(out), {.sinks = three});
-  check("lse", good, view(out), {.lse = row_view(lse).slice(1, 0, 2)});
-  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
-  step_inputs aliased;
-  aliased.q = {out.data.data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
-  check("overlap", aliased, view(out), {});
+  using options = attn::full_softmax_options<float>;
+  refused_steps<compiled_full_softmax<float>, attn::kv_cache<float>, options> steps{"full_softmax_step", cache};
+  steps.check_common();
+  steps.check("bias", options{.bias = shaped(1, 1, 2, 3)});  // not the size after the append
 }
 
 TEST_CASE("a cache stays as it was where a pool of threads fails", "[cache_refusals]") {
@@ -161,32 +160,10 @@ TEST_CASE("sliding_window_step refuses what does not fit", "[cache_refusals]") {
   attn::sliding_window_cache_options window;
   window.left = 4;
   attn::sliding_window_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, window);
-  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
-  attn::execution serial;
-  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
-                         const attn::sliding_window_step_options<float>& options) {
-    const std::string message =
-        refusal([&] { compiled_sliding_window<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
-    INFO(message << " should mention " << says);
-    CHECK(well_formed(message, "sliding_window_step"));
-    CHECK(message.find(says) != std::string::npos);
-    CHECK(cache.tokens() == 0);
-    CHECK(untouched(out));
-    CHECK(untouched(lse));
-  };
-  for (const auto& [says, alter] : misfits) {
-    step_inputs in;
-    alter(in);
-    check(says, in, view(out), {.lse = row_view(lse)});
-  }
-  const step_inputs good;
-  const std::vector<float> three(3, 0.5f);
-  check("length", good, view(out).slice(2, 0, 1), {});
-  check("softcap", good, view(out), {.softcap = 0.0f});
-  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
-  check("sinks", good, view(out), {.sinks = three});
-  check("lse", good, view(out), {.lse = row_view(lse).slice(2, 0, 1)});
-  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
+  refused_steps<compiled_sliding_window<float>, attn::sliding_window_cache<float>,
+                attn::sliding_window_step_options<float>>
+      steps{"sliding_window_step", cache};
+  steps.check_common();
 }
 
 TEST_CASE("sliding_window_step refuses a dilation per head for other heads", "[cache_refusals]") {
@@ -238,44 +215,18 @@ TEST_CASE("topk_blocks_cache refuses what does not fit", "[cache_refusals]") {
 TEST_CASE("topk_blocks_step refuses what does not fit", "[cache_refusals]") {
   attn::topk_blocks_cache<float> cache({.batch = 2, .heads = 2, .dim = 8, .value_dim = 5}, {.block = 2});
   cache.append(shaped(2, 2, 3, 8), shaped(2, 2, 3, 5));
-  tensor<float> out(2, 4, 2, 5, 7), lse(2, 4, 2, 1, 7);
-  attn::execution serial;
-  const auto check = [&](const char* says, const step_inputs& in, out_view<float> to,
-                         const attn::topk_blocks_step_options<float>& options) {
-    const std::string message =
-        refusal([&] { compiled_topk_blocks<float>::step(cache, in.q, in.k, in.v, to, options, {}, serial); });
-    INFO(message << " should mention " << says);
-    CHECK(well_formed(message, "topk_blocks_step"));
-    CHECK(message.find(says) != std::string::npos);
-    CHECK(cache.tokens() == 3);
-    CHECK(untouched(out));
-    CHECK(untouched(lse));
-  };
-  for (const auto& [says, alter] : misfits) {
-    step_inputs in;
-    alter(in);
-    check(says, in, view(out), {.lse = row_view(lse)});
-  }
-  const step_inputs good;
-  const std::vector<float> three(3, 0.5f);
-  check("topk >= 1; found 0", good, view(out), {.topk = 0, .lse = row_view(lse)});
-  check("topk >= 1; found -2", good, view(out), {.topk = -2});
-  check("length", good, view(out).slice(2, 0, 1), {});
-  check("scale", good, view(out), {.scale = std::numeric_limits<float>::quiet_NaN()});
-  check("softcap", good, view(out), {.softcap = 0.0f});
-  check("alibi_slopes", good, view(out), {.alibi_slopes = three});
-  check("sinks", good, view(out), {.sinks = three});
-  check("lse", good, view(out), {.lse = row_view(lse).slice(2, 0, 1)});
-  check("overlap", good, view(out), {.lse = {out.data.data(), {2, 4, 2}}});
-  step_inputs aliased;
-  aliased.q = {out.data.data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
-  check("overlap", aliased, view(out), {});
+  using options = attn::topk_blocks_step_options<float>;
+  refused_steps<compiled_topk_blocks<float>, attn::topk_blocks_cache<float>, options> steps{"topk_blocks_step", cache};
+  steps.check_common();
+  steps.check("topk >= 1; found 0", options{.topk = 0});
+  steps.check("topk >= 1; found -2", options{.topk = -2});
+  steps.check("scale", options{.scale = std::numeric_limits<float>::quiet_NaN()});
   step_inputs of_cache;
   of_cache.k = cache.keys().slice(2, 0, 2);
-  check("separate memory", of_cache, view(out), {});
-  of_cache = good;
-  of_cache.q = {cache.keys().data(), {2, 4, 2, 8}, {0, 0, 8, 1}};
-  check("separate memory", of_cache, view(out), {});
+  steps.check("separate memory", of_cache);
+  of_cache = {};
+  of_cache.q = reshaped(cache.keys().data(), 2, 4, 2, 8).strided(0, 0, 8, 1);
+  steps.check("separate memory", of_cache);
 }
 
 TEST_CASE("caches of several sequences refuse what does not fit", "[cache_refusals]") {

@@ -299,7 +299,7 @@ TEST_CASE("lsh refuses what does not fit", "[refusals]") {
   list.push_back({"rotations of another dim", "rotations rows", rotations(1, 2, 7, 3)});
   list.push_back({"rotations of other buckets", "rotations columns", rotations(1, 2, 8, 6)});
   list.push_back({"rotations of some heads", "rotations heads", rotations(2, 2, 8, 3)});
-  list.push_back({"a length beyond the buffer", "lengths", [](here& d) { d.options.lengths = d.list({7, 0}); }});
+  list.push_back({"a length beyond the buffer", "lengths", [](here& d) { d.options.lengths = d.list(7, 0); }});
   list.push_back({"a softcap of 0", "softcap", with([](auto& o) { o.softcap = 0.0f; })});
   list.push_back({"too few sinks", "sinks", [](here& d) { d.options.sinks = d.values(2); }});
   for (float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

@@ -61,9 +61,7 @@ TEST_CASE("bigbird refuses what does not fit", "[refusals]") {
   list.push_back({"a random block beyond the last", "from -1 to 2; found 3", table({0, 1, 2, 0, -1, 3}, 1, 3, 2)});
   list.push_back({"a table of too few rows", "rows = key blocks 3; found 2", table({0, 1, 2, 0}, 1, 2, 2)});
   list.push_back({"a table of some heads", "heads", table({0, 1, 2, 2, 1, 0}, 2, 3, 1)});
-  list.push_back({"a null table", "null", [](here& d) {
-                    d.options.size = 4, d.options.random = {nullptr, {1, 3, 2}};
-                  }});
+  list.push_back({"a null table", "null", [](here& d) { d.options.size = 4, d.options.random = null_view(1, 3, 2); }});
   check_refused<compiled_bigbird<float>>("bigbird", list);
 }
 

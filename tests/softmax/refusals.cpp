@@ -100,20 +100,18 @@ TEST_CASE("sliding_window refuses what does not fit", "[refusals]") {
   const auto with_own = [own](std::function<void(here&)> then) { return [=](here& d) { own(d), then(d); }; };
   list.push_back({"a negative left", "left", [](here& d) { d.options.left = -1; }});
   list.push_back({"a negative right", "right", [](here& d) { d.options.right = -5; }});
-  list.push_back({"a dilation of 0", "dilation", [](here& d) { d.options.dilation = d.list({0}); }});
-  list.push_back({"a negative dilation", "dilation", [](here& d) { d.options.dilation = d.list({1, 2, -1, 1}); }});
-  list.push_back({"a dilation for some heads", "dilation", [](here& d) { d.options.dilation = d.list({1, 2}); }});
+  list.push_back({"a dilation of 0", "dilation", [](here& d) { d.options.dilation = d.list(0); }});
+  list.push_back({"a negative dilation", "dilation", [](here& d) { d.options.dilation = d.list(1, 2, -1, 1); }});
+  list.push_back({"a dilation for some heads", "dilation", [](here& d) { d.options.dilation = d.list(1, 2); }});
   list.push_back({"a dilation for too many heads", "dilation", [](here& d) {
-                    d.options.dilation = d.list({1, 2, 1, 1, 1});
+                    d.options.dilation = d.list(1, 2, 1, 1, 1);
                   }});
-  list.push_back({"a negative global position", "global", [](here& d) {
-                    d.options.global_positions = d.list({0, -1});
-                  }});
+  list.push_back({"a negative global position", "global", [](here& d) { d.options.global_positions = d.list(0, -1); }});
   list.push_back({"global counts of other items", "global_counts", [](here& d) {
-                    d.options.global_positions = two_positions, d.options.global_counts = d.list({1, 1, 0});
+                    d.options.global_positions = two_positions, d.options.global_counts = d.list(1, 1, 0);
                   }});
   list.push_back({"global counts of other positions", "sum of global_counts", [](here& d) {
-                    d.options.global_positions = two_positions, d.options.global_counts = d.list({1, 2});
+                    d.options.global_positions = two_positions, d.options.global_counts = d.list(1, 2);
                   }});
   list.push_back({"q_global alone", "k_global", [](here& d) { d.options.q_global = d.shaped(2, 4, 6, 8); }});
   list.push_back({"no v_global", "v_global", with_own([](here& d) { d.options.v_global = {}; })});

@@ -83,6 +83,11 @@ delta_rule_problem rounded(delta_rule_problem p) {
   return p;
 }
 
+// What a token has of it.
+inline std::vector<tensor<double>*> rows_of(delta_rule_problem& p) {
+  return {&p.x.q, &p.x.k, &p.x.v, &p.x.beta, &p.x.log_decay};
+}
+
 template <class T>
 bool given(const tensor<T>& x) {
   return x.extents != tensor<T>().extents;

@@ -82,6 +82,11 @@ dplr_problem rounded(dplr_problem p) {
   return p;
 }
 
+// What a token has of it.
+inline std::vector<tensor<double>*> rows_of(dplr_problem& p) {
+  return {&p.x.q, &p.x.k, &p.x.v, &p.x.a, &p.x.b, &p.x.log_decay};
+}
+
 // The memory of a problem in element type S, and the library's options for it.
 template <class S>
 struct dplr_memory {

@@ -1,7 +1,7 @@
 #pragma once
 // The backward pass of delta_rule: a problem as a gradient case, and what the library makes of it.
 #include "support/call_delta_rule.hpp"
-#include "support/gradient.hpp"
+#include "support/gradient_state.hpp"
 
 namespace testing {
 
@@ -21,12 +21,7 @@ inline gradient_case case_of(const delta_rule_problem& p, bool out_alone = false
           }};
 }
 
-// Which gradients are asked for, and what is in their memory before.
-struct delta_rule_asked {
-  std::array<bool, delta_rule_count> of = {true, true, true, true, true, true};
-  bool accumulate = false;
-  double before = 7;
-};
+using delta_rule_asked = asked_gradients<delta_rule_count>;
 
 // d_results: of out, and of the final state or empty.
 template <class S>

@@ -1,7 +1,7 @@
 #pragma once
 // The backward pass of dplr: a problem as a gradient case, and what the library makes of it.
 #include "support/call_dplr.hpp"
-#include "support/gradient.hpp"
+#include "support/gradient_state.hpp"
 
 namespace testing {
 
@@ -18,12 +18,7 @@ inline gradient_case case_of(const dplr_problem& p, std::string name = {}) {
           }};
 }
 
-// Which gradients are asked for, and what is in their memory before.
-struct dplr_asked {
-  std::array<bool, dplr_count> of = {true, true, true, true, true, true, true};
-  bool accumulate = false;
-  double before = 7;
-};
+using dplr_asked = asked_gradients<dplr_count>;
 
 // d_results: of out, and of the final state or empty.
 template <class S>

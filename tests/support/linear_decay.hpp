@@ -5,7 +5,7 @@
 
 #include "reference/linear_decay.hpp"
 #include "support/call_kernel.hpp"
-#include "support/gradient.hpp"
+#include "support/gradient_state.hpp"
 
 namespace testing {
 
@@ -167,12 +167,7 @@ inline gradient_case case_of(const linear_decay_problem& p) {
           }};
 }
 
-// Which gradients are asked for, and what is in their memory before.
-struct linear_decay_asked {
-  std::array<bool, linear_decay_count> of = {true, true, true, true, true, true, true, true};
-  bool accumulate = false;
-  double before = 7;
-};
+using linear_decay_asked = asked_gradients<linear_decay_count>;
 
 // d_results: of out, and of the final sums or empty.
 template <class S>

@@ -10,6 +10,7 @@
 
 #include "support/gradient.hpp"
 #include "support/refusal.hpp"
+#include "support/reshaped.hpp"
 #include "support/run_backward.hpp"
 
 namespace testing {
@@ -100,11 +101,7 @@ void check_form_threads_and_padding(typename Form::problem p) {
   std::vector<tensor<double>*> padded{&p.q, &p.k, &p.v};
   for (auto& d : d_results) padded.push_back(&d);
   if constexpr (requires { p.options.logits; }) padded.push_back(&p.options.logits);
-  for (tensor<double>* x : padded)
-    for (idx_t b = 0; b < x->batch(); ++b)
-      for (idx_t h = 0; h < x->heads(); ++h)
-        for (idx_t i = p.options.lengths[static_cast<std::size_t>(b)]; i < x->length(); ++i)
-          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+  for (tensor<double>* x : padded) poison_padding(*x, p.options.lengths);
   CHECK(run_gradients<Form>(p, d_results, serial) == alone);
 }
 
@@ -170,18 +167,9 @@ struct refused_gradient {
 };
 template <class Call>
 void check_gradients_refused(const std::string& name, const std::vector<refused_gradient<Call>>& list) {
-  Call good;
-  CHECK(refusal([&] { good.run(); }) == "");
-  for (const auto& bad : list) {
-    Call c;
-    bad.alter(c);
-    const std::string message = refusal([&] { c.run(); });
-    INFO(bad.says << " | " << message);
-    CHECK(well_formed(message, name));
-    CHECK(message.find(bad.says) != std::string::npos);
-    for (const tensor<float>* x : c.written())
-      CHECK(std::all_of(x->data.begin(), x->data.end(), [](float value) { return value == 7; }));
-  }
+  std::vector<refused<Call>> all;
+  for (const auto& bad : list) all.push_back({bad.says, bad.says, bad.alter});
+  check_refused(name, all, [](Call& c) { c.run(); });
 }
 
 }  // namespace testing

@@ -3,6 +3,7 @@
 // It knows nothing of the library, so that the references stay independent of it.
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 namespace testing {
@@ -65,6 +66,14 @@ tensor<T> rows(const tensor<T>& x, idx_t begin, idx_t count) {
       for (idx_t i = 0; i < count; ++i)
         for (idx_t d = 0; d < x.dim(); ++d) part(b, h, i, d) = x(b, h, begin + i, d);
   return part;
+}
+
+// What lies beyond the lengths of the batch items becomes NaN.
+inline void poison_padding(tensor<double>& x, const std::vector<idx_t>& lengths) {
+  for (idx_t b = 0; b < x.batch(); ++b)
+    for (idx_t h = 0; h < x.heads(); ++h)
+      for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < x.length(); ++i)
+        for (idx_t d = 0; d < x.dim(); ++d) x(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
 }
 
 // One head of one batch item.
