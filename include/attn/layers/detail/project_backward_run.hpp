@@ -1,9 +1,15 @@
 // attn: the run of project_backward, and of the gradients of several projections of one sequence.
 #pragma once
 
+#include <attn/layers/detail/project_run.hpp>
 #include <attn/layers/detail/weight_gradients.hpp>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
+
+template <class S>
+struct project_gradients;
+
+namespace detail {
 
 /// One of the projections of a sequence, backward.
 template <class P>
@@ -129,7 +135,41 @@ void run_projections_backward(const input_tokens<sum_type<P>>& x, const gradient
   if (any) projections_backward_driver<P>{x, dx, list, direct}.run(exec);
 }
 
-}}}  // namespace attn::ATTN_ISA::detail
+template <class S>
+[[gnu::noinline]] void call_project_backward(const tensor_view<const S, 3>& x, const project_weights<S>& w,
+                                             const tensor_view<const S, 3>& d_out, const project_gradients<S>& g,
+                                             execution& exec) {
+  using T = compute_type<S>;
+  using P = product_type<S>;
+  const tensor_view<const S, 3>& all = w.weight.per_head();
+  layer_views check{"project_backward", x, d_out, layer_views::backward_pass{}};
+  check.gradient("x", g.x, x);
+  const auto layout = [](const auto& weight) {
+    return weight.per_head() ? memory_layout(weight.per_head()) : memory_layout(weight);
+  };
+  check.gradient("weight", layout(g.weight), layout(w.weight));
+  if (g.weight && layout(g.weight).rank != layout(w.weight).rank)
+    check.fail(all ? "the gradient of weight as a view [heads, outputs, inputs]" : "the gradient of weight as a matrix",
+               error_text::list(layout(g.weight).extents, layout(g.weight).rank));
+  check.gradient("bias", g.bias, w.bias);
+  check_project<S>(check, w);
+  if (!all) {
+    const projection_gradient<P> one(w.weight, token_sum<T>(d_out), g.weight, g.bias, g.accumulate);
+    return run_projections_backward<P>(x, {g.x, g.accumulate}, {&one, 1}, exec);
+  }
+  const idx_t outputs = all.extent(1), inputs = all.extent(2);
+  const auto limit = exec.limit_threads(work_of_heads<S>(x, all, 2));
+  for_each_head(all.extent(0), exec.active_threads(), exec, [&](idx_t h, execution& e) {
+    const tensor_view<S, 2> d_weight = g.weight ? g.weight.head(h) : tensor_view<S, 2>();
+    const projection_gradient<P> one(w.weight.head(h), token_sum<T>(head_of_tokens(d_out, h, outputs)), d_weight,
+                                     head_of_list<S>(g.bias, h, outputs), g.accumulate);
+    run_projections_backward<P>(head_of_tokens(x, h, inputs), {head_of_tokens<S>(g.x, h, inputs), g.accumulate},
+                                {&one, 1}, e);
+  });
+}
+
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA
 
 #define ATTN_RUN(S) void run_projections_backward(const input_tokens<compute_type<S>>&,                                \
   const gradient_memory<compute_type<S>>&, std::span<const projection_gradient<product_type<S>>>, execution&,     \

@@ -3,7 +3,12 @@
 
 #include <attn/layers/detail/token_products.hpp>
 
-namespace attn { inline namespace ATTN_ISA { namespace detail {
+namespace attn { inline namespace ATTN_ISA {
+
+template <class S>
+struct project_weights;
+
+namespace detail {
 
 /// One of the projections of a sequence.
 template <class P>
@@ -73,4 +78,87 @@ struct head_projection : projection<P> {
   input_tokens<sum_type<P>> x;
 };
 
-}}}  // namespace attn::ATTN_ISA::detail
+/// What a head of a projection reads and writes.
+template <class T>
+tensor_view<T, 3> head_of_tokens(const tensor_view<T, 3>& x, idx_t h, idx_t dim) {
+  return x ? x.slice(2, h * dim, dim) : x;
+}
+template <class T>
+tensor_view<T, 1> head_of_list(const tensor_view<T, 1>& x, idx_t h, idx_t dim) {
+  return x ? x.slice(0, h * dim, dim) : x;
+}
+/// `products` of every token with every number of the weights.
+template <class S>
+work_estimate work_of_heads(const tensor_view<const S, 3>& x, const tensor_view<const S, 3>& weight, double products) {
+  const double numbers = static_cast<double>(weight.size());
+  return {.operations = 2 * products * static_cast<double>(x.extent(0) * x.extent(1)) * numbers,
+          .bytes = products * sizeof(S) * numbers};
+}
+
+/// With one matrix: what other layers call.
+template <class S>
+void run_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
+                 execution& exec) {
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const projection<P> one{{w.weight, w.bias}, out};
+    run_projections<P>(x, {&one, 1}, exec);
+  });
+}
+
+template <class S>
+void run_project_per_head(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out, const project_weights<S>& w,
+                          execution& exec) {
+  const tensor_view<const S, 3>& all = w.weight.per_head();
+  const idx_t heads = all.extent(0);
+  if (heads == 0 || x.extent(0) * x.extent(1) == 0) return;
+  const auto limit = exec.limit_threads(work_of_heads<S>(x, all, 1));
+  with_products<S>(exec, [&]<class P>(std::type_identity<P>) {
+    const auto list = exec.workspace([&](arena& memory) {
+      idx_t h = -1;
+      return memory.allocate_list(heads, [&](arena&) {
+        ++h;
+        return head_projection<P>{{{w.weight.head(h), head_of_list<const S>(w.bias, h, all.extent(1))},
+                                   head_of_tokens(out, h, all.extent(1))},
+                                  head_of_tokens(x, h, all.extent(2))};
+      });
+    });
+    // All heads of a block of tokens together, which are adjacent in memory.
+    const std::span<const head_projection<P>> parts(*list, static_cast<std::size_t>(heads));
+    if (!has_few_tokens(parts[0].x, parts[0].weight, exec))
+      return project_many_tokens<P>(parts, exec, [&](std::size_t n) -> const auto& { return parts[n].x; });
+    for_each_head(heads, exec.active_threads(), exec, [&](idx_t h, execution& e) {
+      const projection<P>& one = (*list)[h];
+      run_projections<P>((*list)[h].x, {&one, 1}, e);
+    });
+  });
+}
+
+/// The checks of a weight, or of one for each head.
+template <class S>
+void check_project(layer_views& check, const project_weights<S>& w) {
+  const tensor_view<const S, 3>& all = w.weight.per_head();
+  const idx_t dim = check.x.extents[2];
+  if (!all) {
+    check.linear("weight", w.weight, "bias", w.bias, dim);
+    return check.out_dim(w.weight.extent(0), " = weight rows");
+  }
+  check.read("weight", all);
+  const idx_t outputs = check.fits("heads * outputs", {all.extent(0), all.extent(1)});
+  if (check.fits("heads * inputs", {all.extent(0), all.extent(2)}) != dim)
+    check.fail({"weight [heads, outputs, inputs] with heads x inputs = x dim ", dim},
+               error_text::list(all.extents().data(), 3));
+  check.fits("a packed weight", {round_up(all.extent(1), panel_width<float>), all.extent(2)});
+  check.list("bias", w.bias, "output of all heads", outputs);
+  check.out_dim(outputs, " = heads x outputs of weight");
+}
+
+template <class S>
+[[gnu::noinline]] void call_project(const tensor_view<const S, 3>& x, const tensor_view<S, 3>& out,
+                                    const project_weights<S>& w, execution& exec) {
+  layer_views check{"project", x, out, false};
+  check_project<S>(check, w);
+  w.weight.per_head() ? run_project_per_head<S>(x, out, w, exec) : run_project<S>(x, out, w, exec);
+}
+
+}  // namespace detail
+}}  // namespace attn::ATTN_ISA
