@@ -24,8 +24,8 @@ struct task_body {
 class worker_pool {
  public:
   virtual ~worker_pool() = default;
-  /// body(task, worker) for every task in [0, tasks), by `workers` threads at most. Throws what a task has thrown. False
-  /// where there are no threads but the caller's: then it has done nothing.
+  /// body(task, worker) for every task in [0, tasks), by `workers` threads at most. Throws what a task has thrown.
+  /// False where there are no threads but the caller's: then it has done nothing.
   [[nodiscard]] virtual bool run(idx_t tasks, int workers, const task_body& body) = 0;
   /// How long threads without work look for the next call. A pool of the caller's decides that itself.
   virtual void set_spin(double) {}
