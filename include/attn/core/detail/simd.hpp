@@ -311,6 +311,14 @@ ATTN_INLINE P loaded_once(P x) {
 #endif
   return x;
 }
+/// p, to what is needed rarely: GCC would hold it in registers, which it takes from sums.
+template <class P>
+ATTN_INLINE const P* left_in_memory(const P* p) {
+#if defined(__GNUC__) && !defined(__clang__)
+  __asm__("" : "+r"(p));
+#endif
+  return p;
+}
 
 /// Lane i of the result is lane lane_of(i) of a, or lane lane_of(i) - width<T> of b. Eigen has no such permutation.
 template <class T, class F>
