@@ -284,14 +284,14 @@ ATTN_INLINE void by_columns(idx_t cols, T* out, idx_t out_stride, F&& columns) {
 /// out[r] = out[r] * rescale[r] + sum_j weights[r][j] v_j for R rows. Where `zeros` says that a weight may be 0, values
 /// of weight 0 are skipped, because they may be NaN. Where there are more columns than registers for their sums, these
 /// are left in memory after some rows, so that values are read nearly in order (4 queries, D 128: 0.65 of the time);
-/// more than four queries have too many sums for that.
+/// more than four queries have too many sums for that, and with 16 registers four have.
 template <class T, int R, class Rows, class Prefetcher>
 void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T* out, idx_t out_stride,
                 const Prefetcher& prefetcher) {
   Prefetcher keys = prefetcher;
   constexpr bool few_registers = registers < 32;
-  constexpr int most = R == 1 ? 8 : few_registers ? 4 : R <= 3 ? 8 : R <= 6 ? 4 : 3;
-  constexpr bool in_parts = R <= 4 && (R > 1 || few_registers), at_use = R == 1 && few_registers;
+  constexpr int most = few_registers ? (R == 1 ? 8 : R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 3;
+  constexpr bool in_parts = few_registers ? R <= 3 : R > 1 && R <= 4, at_use = R == 1 && few_registers;
   constexpr idx_t most_cols = 256, some_rows = R == 1 ? 16 : 4;
   [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
   // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
