@@ -89,7 +89,7 @@ class line_prefetcher {
     s.rows = cache_rows<const char>(matrix_view<const char>{reinterpret_cast<const char*>(x.data), x.rows,
                                                             x.cols * size, x.row_stride * size, 1});
     s.rows.pages = x.pages, s.rows.page_rows = x.page_rows, s.rows.page_stride = x.page_stride * size;
-    s.at = x.col_stride == 1 ? begin : (std::numeric_limits<idx_t>::max)(), s.end = end;
+    s.at = x.col_stride == 1 ? begin : (std::numeric_limits<idx_t>::max)(), s.end = end, any_left_ = true;
   }
   template <class S>
   void add(const matrix_view<S>& x, idx_t begin, idx_t end) {
@@ -100,34 +100,44 @@ class line_prefetcher {
   /// Lines are fetched of the rows before `end` alone.
   void set_end(idx_t end) {
     for (int n = 0; n < count_; ++n) streams_[n].end = end;
+    any_left_ = true;
   }
   /// Fetches the rows before `end` that are still missing.
   void fetch(idx_t end) {
     for (stream* s = streams_; s < streams_ + count_; ++s)
       for (; s->at < (std::min)(end, s->end); ++s->at) prefetch_row(s->rows, s->at);
   }
-  /// The next `count` lines of the matrices in turn, or `nothing`.
-  [[gnu::noinline]] prefetched_lines next(idx_t count, const void* nothing) {
-    for (int n = 0; n < count_; ++n)
-      if (stream& s = streams_[turn_++ % static_cast<unsigned>(count_)]; s.at < s.end) return s.next(count);
-    return {static_cast<const char*>(nothing)};
-  }
+  /// Up to `count` lines, the next ones of the matrices in turn.
+  prefetched_lines next(idx_t count) { return any_left_ ? next_of_any(count) : prefetched_lines{}; }
 
  private:
+  [[gnu::noinline]] prefetched_lines next_of_any(idx_t count) {
+    for (int n = 0; n < count_; ++n)
+      if (stream& s = streams_[turn_++ % static_cast<unsigned>(count_)]; s.at < s.end) return s.next(count);
+    any_left_ = false;
+    return {};
+  }
+
   struct stream {
     cache_rows<const char> rows{matrix_view<const char>{}};
     idx_t at = 0, end = 0;
 
     prefetched_lines next(idx_t count) {
+      constexpr idx_t line = cache_line;
       const matrix_view<const char> some = rows.from(at);
-      prefetched_lines lines{some.data, some.row_stride};
+      const idx_t most = (std::min)(some.rows, end - at);
+      prefetched_lines lines{some.data, count, some.row_stride};
       if (some.row_stride == some.cols) {
-        lines.stride = idx_t(cache_line);
-        at += std::clamp<idx_t>(count * idx_t(cache_line) / std::max<idx_t>(1, some.cols), 1, some.rows);
+        lines.stride = line;
+        const idx_t taken = std::clamp<idx_t>(count * line / std::max<idx_t>(1, some.cols), 1, most);
+        lines.count = (std::min)(count, ceil_div(taken * some.cols, line));
+        at += taken;
       } else {
-        const auto of_row = std::bit_ceil(static_cast<std::size_t>(ceil_div(some.cols, idx_t(cache_line))));
+        const auto of_row = std::bit_ceil(static_cast<std::size_t>(ceil_div(some.cols, line)));
         lines.shift = std::countr_zero(of_row), lines.in_row = static_cast<idx_t>(of_row) - 1;
-        at += std::clamp<idx_t>(count >> lines.shift, 1, some.rows);
+        const idx_t taken = std::clamp<idx_t>(count >> lines.shift, 1, most);
+        lines.count = (std::min)(count, taken << lines.shift);
+        at += taken;
       }
       return lines;
     }
@@ -136,6 +146,7 @@ class line_prefetcher {
   stream streams_[4];
   int count_ = 0;
   unsigned turn_ = 0;
+  bool any_left_ = false;
 };
 
 }}}  // namespace attn::ATTN_ISA::detail

@@ -36,9 +36,9 @@ template <class T, int M, int N, int Stride = panel_width<T>, class A, class Don
       packet<sum_type<T>> acc[array_size<M * Count>] = {first(At / Count, At % Count)...};
       for (idx_t from = begin, to = depth; from < depth; from = to) {
         if constexpr (chunk_of<A> > 0) to = (std::min)(depth, from + chunk_of<A>);
+        if constexpr (requires { a.fetch(from, to); }) a.fetch(from, to);
         const auto left = left_from<T>(a, from);
         for (idx_t k = from; k < to; ++k) {
-          if constexpr (requires { a.prefetch(k); }) a.prefetch(k);
           const packet<T> b[array_size<Count>] = {load<T>(b_panel + k * Stride + J * width<T>)...};
           ((acc[At] = multiply_add<T>(broadcast<T>(left.at(At / Count, k)), b[At % Count], acc[At])), ...);
         }

@@ -54,7 +54,7 @@ template <class P>
     if constexpr (rows_for_matrix_unit<P>)
       return tile(r);
     else
-      return prefetching_rows<P>{tile(r), {next.next(depth, tiles), next.next(depth, tiles)}};
+      return prefetching_rows<P>{tile(r), {next.next(depth), next.next(depth)}};
   };
   const auto add_to = [&](idx_t r, idx_t col, const auto& sum) {
     T* const c = to.row(r) + col;

@@ -153,7 +153,7 @@ struct token_sums {
   static void multiply(const T* weights, const T* panels, idx_t count, idx_t columns, idx_t cols, T* out,
                        idx_t out_stride, line_prefetcher& next) {
     const auto left = [&](idx_t) {
-      return prefetching_rows<T>{{weights}, {next.next(count, weights), next.next(count, weights)}};
+      return prefetching_rows<T>{{weights}, {next.next(count), next.next(count)}};
     };
     panel_product<T>(left, columns, panels, part_size, cols, count, [&](idx_t m, idx_t col, const auto& x) {
       if (m < columns) store<T>(out + m * out_stride + col, x);

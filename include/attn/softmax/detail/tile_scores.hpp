@@ -14,17 +14,14 @@ void scores_of_rows(const P* queries, const packed_keys<P>& keys, idx_t first, i
   using left = prefetching_rows<P, row_chunks<P>>;
   const idx_t depth = operands<P>(keys.dim);
   const auto lines = [&] {
-    return keys.next ? keys.next->next(depth, queries) : prefetched_lines{reinterpret_cast<const char*>(queries)};
+    return keys.next ? keys.next->next(depth) : prefetched_lines{};
   };
   for (idx_t n = 0; n < count;) {
     const idx_t slot = first + n, half = slot % panel_width<T>;
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)  // whole tiles of sums are stored in place
       if (half == 0 && count - n >= 2 * panel_width<T> && depth % unit_pairs == 0 && prepare_matrix_unit()) {
-        for (int of = 0; of < 2 && keys.next; ++of) {
-          const prefetched_lines some = keys.next->next(2 * depth, queries);
-          for (idx_t line = 0; line < 2 * depth; ++line) some(line);
-        }
+        for (int of = 0; of < 2 && keys.next; ++of) keys.next->next(2 * depth).fetch(0, 2 * depth);
         unit_product<4, panel_width<T>, P, row_chunks<P>>{{queries}, keys.key_panel(slot), depth * panel_width<T>}.run(
             depth, scores + n, score_stride);
         n += 2 * panel_width<T>;
