@@ -14,7 +14,7 @@
 //          float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums; out shares no memory with others.
 //          Item b has lengths_b / m rows, rounded down, and zeros behind: an unfinished window gives nothing.
 // Cost     an exponential for each number of x, which is most of the time; without logits and bias an addition.
-//          Scratch: 33 rows of D numbers per thread.
+//          Scratch: 34 rows of D numbers per thread.
 // Throws   std::invalid_argument for shapes that do not fit, a window below 1, or an overlap with an odd number of
 //          channels, before anything is written.
 //

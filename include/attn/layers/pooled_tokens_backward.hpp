@@ -9,7 +9,7 @@
 //
 // Shapes   x and options as the forward call's, d_out as its out, which is not needed. Gradients have the shapes of
 //          what they are of. float, double, or Eigen::half / Eigen::bfloat16 in memory with float sums.
-// Cost     3 times the forward call's operations. Scratch: 33 rows of D numbers per thread; for the gradient of the
+// Cost     3 times the forward call's operations. Scratch: 34 rows of D numbers per thread; for the gradient of the
 //          bias twice its numbers, and those of one head for each of a few tasks per thread.
 // Throws   std::invalid_argument for shapes that do not fit, and for gradients of what was not given or that share
 //          memory with an input or one another, before anything is written.

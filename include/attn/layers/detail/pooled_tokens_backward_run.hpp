@@ -1,8 +1,8 @@
 // attn: the backward pass of pooled_tokens.
 //
-// Tasks are segments of the windows of a head. Each window is pooled again, then its rows are read once more: a number
-// of x belongs to one window at most, so that tasks write separate memory. The gradient of the bias is summed over
-// windows, tasks and batch items in order.
+// Tasks are segments of the windows of a head. A short window is read once, a longer one is pooled again, then its rows
+// are read once more. A number of x belongs to one window at most, so that tasks write separate memory. The gradient of
+// the bias is summed over windows, tasks and batch items in order.
 #pragma once
 
 #include <attn/layers/detail/pooled_tokens_run.hpp>
@@ -60,27 +60,41 @@ struct pooled_tokens_backward_driver {
   using head = typename pooled_tokens_driver<T>::head;
 
   /// Windows [begin, end) of a head; `last` clears what no window has.
-  void run_segment(head of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
+  void run_segment(const head& of, idx_t begin, idx_t end, bool last, const pooling_memory<T>& m, T* sums) const {
     const auto& f = forward;
-    if (!f.weighted()) of.distance = 0;  // gradients are then all that takes time: 6.5 ns a packet, prefetching 8.3
-    for (idx_t w = begin; w < (std::min)(end, of.windows); ++w) {
-      pooled_rows<T> tile;
-      f.pool(of, w, m, tile, m.mean);
-      // Shares in the place of sums; where no token is seen, all weights are 0.
-      for (idx_t c = 0; c < m.padded; c += width<T>)
-        store<T>(m.sum + c, div(broadcast<T>(T(1)), (max)(load<T>(m.sum + c), broadcast<T>(T(0.5)))));
-      const T* const g = d.load(d.at(of.b, of.h, w, 0), f.dim, m.spare);
+    const auto in_place = [&](const rows_of_heads<T>& to) { return to.data && !accumulate && to.in_place(f.dim); };
+    const bool alike = d.in_place(f.dim) && (!dx.data || in_place(dx)) && (!d_logits.data || in_place(d_logits));
+    pooled_rows<T> tile;
+    tile.result_step = d.strides[2], tile.d_x_step = dx.data ? f.window * dx.strides[2] : 0;
+    tile.d_logits_step = d_logits.data ? f.window * d_logits.strides[2] : 0;
+    end = (std::min)(end, of.windows);
+    for (idx_t w = begin; w < end; w += tile.windows) {
       const idx_t rows = f.rows(of, w);
+      const bool at_once = f.weighted() && rows <= pooling_tile;
+      tile.windows = at_once && alike ? f.windows_together(of, w, end) : 1;
+      tile.d_result = d.load(d.at(of.b, of.h, w, 0), f.dim, m.spare);
+      tile.sums = sums && f.overlap && f.earlier_rows(of, w) == 0 ? sums + f.window * m.padded : sums;
+      if (!f.weighted())
+        std::fill_n(m.sum, m.padded, static_cast<T>(rows));
+      else if (!at_once)
+        f.pool_by_rows(of, w, m, m.mean);
+      // Shares in the place of sums; where no token is seen, all weights are 0.
+      for (idx_t c = 0; c < m.padded && !at_once; c += width<T>)
+        store<T>(m.sum + c, div(broadcast<T>(T(1)), (max)(load<T>(m.sum + c), broadcast<T>(T(0.5)))));
       for (idx_t n = 0; n < rows; n += tile.count) {
-        if (rows > pooling_tile) f.load_rows(of, w, n, m, tile);
+        f.load_rows(of, w, n, m, tile);
+        // Computed where they lie, or in the places of copies of what they are of.
         for (int r = 0; r < tile.count; ++r) {
-          const auto place = f.place_of(of, w, n + r);
-          const idx_t sum = place.row + (f.overlap && place.channel > 0 ? f.window : 0);
-          char* const x = at(dx, of, place), * const logit = at(d_logits, of, place);
-          T *const d_x = row(dx, x, m.sum_error), *const d_logit = row(d_logits, logit, m.mean_error);
-          add_row(tile, r, g, m, d_x, d_logit, sums ? sums + sum * m.padded : nullptr);
-          if (x) dx.store(d_x, f.dim, x, accumulate);
-          if (logit) d_logits.store(d_logit, f.dim, logit, accumulate);
+          tile.d_x[r] = in_place(dx) ? reinterpret_cast<T*>(at(dx, of, w, n + r)) : m.slot(0, r);
+          tile.d_logits[r] = in_place(d_logits) ? reinterpret_cast<T*>(at(d_logits, of, w, n + r)) : m.slot(1, r);
+        }
+        if (at_once)
+          pool_short<true>(tile, f.prefetch(of, w, 0), m.padded);
+        else
+          for (int r = 0; r < tile.count; ++r) add_row(tile, r, m, sums ? tile.sums + (n + r) * m.padded : nullptr);
+        for (int r = 0; r < tile.count; ++r) {
+          if (dx.data) dx.store(tile.d_x[r], f.dim, at(dx, of, w, n + r), accumulate);
+          if (d_logits.data) d_logits.store(tile.d_logits[r], f.dim, at(d_logits, of, w, n + r), accumulate);
         }
       }
     }
@@ -92,27 +106,24 @@ struct pooled_tokens_backward_driver {
           to->store(m.zeros, f.dim, to->at(of.b, of.h, i, half * f.dim));
   }
 
-  /// Where the gradient of a row lies, if it is wanted, and where it is computed: there or in `spare`.
-  static char* at(const rows_of_heads<T>& to, const head& of, const typename pooled_tokens_driver<T>::place& p) {
-    return to.data ? to.at(of.b, of.h, p.token, p.channel) : nullptr;
-  }
-  T* row(const rows_of_heads<T>& to, char* at, T* spare) const {
-    return at && !accumulate && to.in_place(forward.dim) ? reinterpret_cast<T*>(at) : spare;
+  /// Where the gradient of row n of a window lies.
+  char* at(const rows_of_heads<T>& to, const head& of, idx_t w, idx_t n) const {
+    const auto place = forward.place_of(of, w, n);
+    return to.at(of.b, of.h, place.token, place.channel);
   }
 
-  /// The gradients of a row: of x, of its logits, and those added to the sums.
-  void add_row(const pooled_rows<T>& rows, int r, const T* g, const pooling_memory<T>& m, T* to_x, T* to_logit,
-               T* sums) const {
-    const bool weighted = forward.weighted();
+  /// The gradients of a row, given shares in the place of sums: of x, of its logits, and those added to the sums.
+  void add_row(const pooled_rows<T>& rows, int r, const pooling_memory<T>& m, T* sums) const {
     for (idx_t c = 0; c < m.padded; c += width<T>) {
-      packet<T> weight = load<T>(m.sum + c), x = load<T>(rows.x[r] + c);
-      if (weighted) {
-        const packet<T> logit = rows.logit(r, c);
-        weight = mul(weight, pooling_weight<T>(logit, load<T>(m.reference + c))), x = seen_number<T>(x, logit);
+      packet<T> d_x = mul(load<T>(m.sum + c), load<T>(rows.d_result + c));
+      if (forward.weighted()) {
+        const packet<T> logit = rows.logit(r, c), x = seen_number<T>(load<T>(rows.x[r] + c), logit);
+        d_x = mul(d_x, pooling_weight<T>(logit, load<T>(m.reference + c)));
+        const packet<T> d_logit = mul(d_x, sub(x, load<T>(m.mean + c)));
+        store<T>(rows.d_logits[r] + c, d_logit);
+        if (sums) store<T>(sums + c, add(load<T>(sums + c), d_logit));
       }
-      const packet<T> d_x = mul(weight, load<T>(g + c)), d_logit = mul(d_x, sub(x, load<T>(m.mean + c)));
-      store<T>(to_x + c, d_x), store<T>(to_logit + c, d_logit);
-      if (sums) store<T>(sums + c, add(load<T>(sums + c), d_logit));
+      store<T>(rows.d_x[r] + c, d_x);
     }
   }
 };

@@ -58,13 +58,13 @@ void run_pooled_tokens(const pooled_tokens_driver<T>& call, const rows_of_heads<
     const idx_t begin = task % segments * segment, end = (std::min)(begin + segment, rows);
     const idx_t complete = (std::min)(end, head.windows);
     const bool in_place = out.in_place(call.dim);
-    for (idx_t w = begin, count; w < end; w += count) {
+    pooled_rows<T> tile;
+    for (idx_t w = begin; w < end; w += tile.windows) {
       char* const to = out.at(head.b, head.h, w, 0);
-      T* const result = in_place ? reinterpret_cast<T*>(to) : memory.spare;
-      pooled_rows<T> tile;
-      count = in_place && w < complete ? call.windows_together(head, w, complete) : 1;
-      if (w < complete) call.pool(head, w, memory, tile, result, count, out.strides[2]);
-      out.store(w < complete ? result : memory.zeros, call.dim, to);
+      tile.result = in_place ? reinterpret_cast<T*>(to) : memory.spare, tile.result_step = out.strides[2];
+      tile.windows = in_place && w < complete ? call.windows_together(head, w, complete) : 1;
+      if (w < complete) call.pool(head, w, memory, tile);
+      out.store(w < complete ? tile.result : memory.zeros, call.dim, to);
     }
   });
 }

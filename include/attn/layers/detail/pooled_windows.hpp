@@ -1,10 +1,10 @@
 // attn: what pooled_tokens, its step and its backward pass share: the rows of a window, and softmax over them for every
 // channel by itself.
 //
-// Short windows lie in registers, packet by packet: their largest logits first, then exponentials. Longer ones are read
-// row by row, as they lie in memory, with sums beside them: weights are relative to a logit that is replaced only where
-// a later one is larger by a margin, which is seldom; sums over blocks of rows are compensated, for a window may be
-// long.
+// Short windows lie in registers, packet by packet: largest logits, exponentials, results or gradients. Longer
+// ones are read row by row, as they lie in memory, with sums beside them: weights are relative to a logit that is
+// replaced only where a later one is larger by a margin, which is seldom; sums over blocks of rows are compensated, for
+// a window may be long.
 #pragma once
 
 #include <attn/core/detail/any_rows.hpp>
@@ -40,11 +40,7 @@ struct rows_of_heads : memory_layout {
   }
   /// `rows` rows from `first` on, each as load has it: places are `padded` numbers apart.
   void load_rows(const char* first, int rows, idx_t count, T* places, idx_t padded, const T** to) const {
-    const idx_t stride = strides[2] * item;
-    if (in_place(count))
-      for (int r = 0; r < rows; ++r) to[r] = reinterpret_cast<const T*>(first + r * stride);
-    else
-      for (int r = 0; r < rows; ++r) to[r] = load(first + r * stride, count, places + r * padded);
+    for (int r = 0; r < rows; ++r) to[r] = load(first + r * strides[2] * item, count, places + r * padded);
   }
 };
 
@@ -52,7 +48,7 @@ struct rows_of_heads : memory_layout {
 inline constexpr int pooling_tile = 8;
 /// Rows that are summed before their sums are added to those of a window, a multiple of pooling_tile.
 inline constexpr idx_t pooling_block = 16;
-/// How much larger than the reference a logit may be: weights are at most e^8, so that sums of large numbers are finite.
+/// How much larger than the reference a logit may be: weights are at most e^8, and sums of large numbers finite.
 inline constexpr int pooling_margin = 8;
 /// How many bytes after a tile lie the tokens that are prefetched while it is computed.
 inline constexpr idx_t pooling_distance = 16384;
@@ -71,12 +67,11 @@ struct pooled_source {
   const rows_of_heads<T>& rows(idx_t i, idx_t held) const { return i < 0 ? previous : i < held ? current : tokens; }
 };
 
-/// Tokens and their logits, prefetched line by line in the order in which they lie: processors fetch no columns of
-/// several rows ahead, and memory is at full speed only where it is read from begin to end. As many lines of x, then of
-/// logits: in turn they take 6.8 instead of 5.3 ns a packet, where both begin at one place of a large page. Into the
-/// second cache: the first one's list of lines on their way is too short. (ns a packet of float, Zen 4, in large pages:
-/// windows of 4 tokens 4.6 to 5.4, where reading x and the logits takes 4.2; windows of 128 row by row 5, in tiles of 8
-/// rows 7. Into the first cache, 4 KiB ahead: 4.5 to 5.2 for windows of up to 4 KiB, 8 to 10 for larger ones.)
+/// Tokens and their logits, prefetched line by line in the order in which they lie, into the second cache: processors
+/// fetch no columns of several rows ahead. Lines of x, then as many of logits: in turn they take 6.9, not 5.6, ns a
+/// packet, where both begin at one place of a large page. (ns a packet of float, Zen 4, in large pages: windows of 4
+/// tokens 4.6 to 5.4, where reading x and the logits takes 4.2; windows of 128 row by row 5, in tiles of 8 rows 7. Into
+/// the first cache, 4 KiB ahead: 4.5 to 5.2 for windows of up to 4 KiB, 8 to 10 for larger ones.)
 struct pooled_prefetch {
   const char *x = nullptr, *logits = nullptr;
   idx_t at = 0, bytes = 0, x_stride = 0, logits_stride = 0;  // of a row, and from row to row
@@ -93,24 +88,17 @@ struct pooled_prefetch {
   }
 };
 
-/// Rows of a window. Logits or bias may be zeros. More windows may follow, whose rows lie `step` numbers behind.
+/// Rows of a window. Logits or bias may be zeros. More windows may follow, whose rows lie `step` numbers behind. Where
+/// gradients are wanted, also that of the result, those of rows, and sums of those of logits, which may be missing.
 template <class T>
 struct pooled_rows {
-  const T *x[pooling_tile], *logits[pooling_tile], *bias[pooling_tile];
-  int count;
-  T* result;
-  idx_t windows, step, logits_step, result_step;
+  const T *x[pooling_tile]{}, *logits[pooling_tile]{}, *bias[pooling_tile]{}, *d_result = nullptr;
+  int count = 0;
+  idx_t windows = 1, step = 0, logits_step = 0, result_step = 0, d_x_step = 0, d_logits_step = 0;
+  T *d_x[pooling_tile]{}, *d_logits[pooling_tile]{}, *result = nullptr, *sums = nullptr;
 
-  ATTN_INLINE packet<T> logit(int r, idx_t c) const {
-    return attn::detail::add(load<T>(logits[r] + c), load<T>(bias[r] + c));
-  }
-  /// The next window, unless this is the last one.
-  template <int Rows>
-  ATTN_INLINE bool next_window() {
-    if (--windows <= 0) return false;
-    for (int r = 0; r < Rows; ++r) x[r] += step, logits[r] += logits_step;
-    result += result_step;
-    return true;
+  ATTN_INLINE packet<T> logit(int r, idx_t c, idx_t window = 0) const {
+    return attn::detail::add(load<T>(logits[r] + window * logits_step + c), load<T>(bias[r] + c));
   }
 };
 
@@ -131,23 +119,18 @@ struct pooling_memory {
   idx_t padded;
   T *reference, *sum, *mean, *sum_error, *mean_error;  // in the end the mean is divided by the sum
   T *block_sum, *block_mean;                           // of the last rows; 0 between windows
-  T *zeros, *copies, *spare;
+  T *zeros, *unseen, *copies, *spare;                  // unseen: -infinity
 
   pooling_memory(arena& memory, idx_t of_row)
-      : padded(of_row),
-        reference(memory.allocate<T>(padded)),
-        sum(memory.allocate<T>(padded)),
-        mean(memory.allocate<T>(padded)),
-        sum_error(memory.allocate<T>(padded)),
-        mean_error(memory.allocate<T>(padded)),
-        block_sum(memory.allocate<T>(padded)),
-        block_mean(memory.allocate<T>(padded)),
-        zeros(memory.allocate<T>(padded)),
-        copies(memory.allocate<T>(3 * pooling_tile * padded)),
-        spare(memory.allocate<T>(padded)) {}
+      : padded(of_row), copies(memory.allocate<T>(3 * pooling_tile * padded)) {
+    for (T** const to : {&reference, &sum, &mean, &sum_error, &mean_error, &block_sum, &block_mean, &zeros, &unseen,
+                         &spare})
+      *to = memory.allocate<T>(padded);
+  }
 
   void clear() const {
     for (T* const to : {zeros, block_sum, block_mean}) std::fill_n(to, padded, T(0));
+    std::fill_n(unseen, padded, -std::numeric_limits<T>::infinity());
   }
   T* slot(int kind, int r) const { return copies + (kind * pooling_tile + r) * padded; }
 };
@@ -158,32 +141,61 @@ ATTN_INLINE packet<T> divided(const packet<T>& mean, const packet<T>& sum) {
   return if_less(sum, broadcast<T>(T(0.5)), zero<T>(), div(mean, sum));
 }
 
-/// The results of windows of `Rows` rows.
-template <int Rows, class T>
-void pool_softmax(pooled_rows<T>& rows, pooled_prefetch next, const pooling_memory<T>& to) {
-  do for (idx_t c = 0; c < to.padded; c += width<T>) {
-    next.template next<Rows, T>();
-    packet<T> logits[array_size<Rows>], largest = broadcast<T>(std::numeric_limits<T>::lowest()), sum = zero<T>(),
-                                        mean = zero<T>();
-    unroll<Rows>([&](auto r) { largest = (max)(largest, logits[r] = rows.logit(r, c)); });
-    unroll<Rows>([&](auto r) {
-      const packet<T> weight = pooling_weight<T>(logits[r], largest);
-      sum = add(sum, weight), mean = fma(weight, seen_number<T>(load<T>(rows.x[r] + c), logits[r]), mean);
-    });
-    store<T>(to.reference + c, largest), store<T>(to.sum + c, sum), store<T>(rows.result + c, divided<T>(mean, sum));
-  } while (rows.template next_window<Rows>());
+/// The results of windows of at most `Rows` rows, or their gradients. Rows beyond their count have the bias -infinity.
+template <int Rows, bool Gradients, class T>
+void pool_softmax(const pooled_rows<T>& given, pooled_prefetch next, idx_t padded) {
+  const pooled_rows<T> rows = given;  // which no store can change
+  for (idx_t w = 0; w < rows.windows; ++w) {
+    for (idx_t c = 0; c < padded; c += width<T>) {
+      next.template next<Rows, T>();
+      packet<T> weight[array_size<Rows>], x[array_size<Rows>], sum = zero<T>(), mean = zero<T>();
+      packet<T> largest = broadcast<T>(std::numeric_limits<T>::lowest());
+      unroll<Rows>([&](auto r) { largest = (max)(largest, weight[r] = rows.logit(r, c, w)); });
+      unroll<Rows>([&](auto r) {
+        x[r] = seen_number<T>(load<T>(rows.x[r] + w * rows.step + c), weight[r]);
+        weight[r] = pooling_weight<T>(weight[r], largest);
+        sum = add(sum, weight[r]), mean = fma(weight[r], x[r], mean);
+      });
+      mean = divided<T>(mean, sum);
+      if constexpr (Gradients) {
+        // where no token is seen, all weights are 0
+        const packet<T> d = load<T>(rows.d_result + w * rows.result_step + c),
+                        share = div(d, (max)(sum, broadcast<T>(T(0.5))));
+        unroll<Rows>([&](auto r) {
+          if (r >= rows.count) return;
+          const packet<T> d_x = mul(weight[r], share), d_logit = mul(d_x, sub(x[r], mean));
+          store<T>(rows.d_x[r] + w * rows.d_x_step + c, d_x);
+          store<T>(rows.d_logits[r] + w * rows.d_logits_step + c, d_logit);
+          if (!rows.sums) return;
+          T* const total = rows.sums + r * padded + c;
+          store<T>(total, add(load<T>(total), d_logit));
+        });
+      } else {
+        store<T>(rows.result + w * rows.result_step + c, mean);
+      }
+    }
+  }
 }
-/// The same without logits and bias.
-template <int Rows, class T>
-void pool_equal(pooled_rows<T>& rows, pooled_prefetch next, const pooling_memory<T>& to) {
-  do for (idx_t c = 0; c < to.padded; c += width<T>) {
-    next.template next<Rows, T>();
-    packet<T> sum = broadcast<T>(T(Rows)), mean = zero<T>();
-    unroll<Rows>([&](auto r) { mean = add(mean, load<T>(rows.x[r] + c)); });
-    store<T>(to.sum + c, sum), store<T>(rows.result + c, div(mean, sum));
-  } while (rows.template next_window<Rows>());
+/// Results of short windows without logits and bias.
+template <class T>
+void pool_equal(const pooled_rows<T>& rows, pooled_prefetch next, idx_t padded) {
+  for (idx_t w = 0; w < rows.windows; ++w)
+    for (idx_t c = 0; c < padded; c += width<T>) {
+      packet<T> mean = zero<T>();
+      for (int r = 0; r < rows.count; ++r) {
+        next.template next<1, T>();
+        mean = add(mean, load<T>(rows.x[r] + w * rows.step + c));
+      }
+      store<T>(rows.result + w * rows.result_step + c, div(mean, broadcast<T>(static_cast<T>(rows.count))));
+    }
 }
-
+/// With logits or bias.
+template <bool Gradients, class T>
+void pool_short(const pooled_rows<T>& rows, pooled_prefetch next, idx_t padded) {
+  if (rows.count <= 2) return pool_softmax<2, Gradients>(rows, next, padded);
+  if (rows.count <= 4) return pool_softmax<4, Gradients>(rows, next, padded);
+  pool_softmax<pooling_tile, Gradients>(rows, next, padded);
+}
 /// Adds rows to the sums of a block; `first` where there are none before them in their window. Without logits and bias
 /// all weights are 1.
 template <bool Weighted, class T>
@@ -212,20 +224,6 @@ void add_rows(const pooled_rows<T>& rows, bool first, pooled_prefetch next, cons
       store<T>(to.block_sum + c, add(sum, weight)), store<T>(to.block_mean + c, fma(weight, x, mean));
     }
 }
-/// Adds the sums of a block to those of the window.
-template <class T>
-void add_block(const pooling_memory<T>& m) {
-  move_compensated(m.block_sum, m.padded, T(1), m.sum, m.sum_error);
-  move_compensated(m.block_mean, m.padded, T(1), m.mean, m.mean_error);
-}
-
-/// f(number of rows), known when it is compiled.
-template <class F>
-void with_rows(int count, F&& f) {
-  unroll_constants<pooling_tile>([&](auto r) {
-    if (count == r + 1) f(std::integral_constant<int, r + 1>{});
-  });
-}
 
 /// The result of a window that add_rows() has read; of one block if it is `short_window`.
 template <class T>
@@ -253,19 +251,18 @@ struct pooled_tokens_driver {
   std::span<const idx_t> lengths, before;  // tokens of the call and of the state, of each item
 
   /// A head of a batch item: how many of its tokens are in the state, of the unfinished window, from whose first one
-  /// tokens and windows are counted, and whether a window lies before it; how many windows are complete. Tokens that
-  /// are prefetched are `distance` tokens ahead.
+  /// tokens and windows are counted, and whether a window lies before it; how many windows are complete.
   struct head {
     idx_t b, h, held;
     bool follows;
-    idx_t windows, distance;
+    idx_t windows;
   };
   head head_of(idx_t n) const {
     const idx_t b = n / heads;
     const auto at = static_cast<std::size_t>(b);
     const idx_t fed = before.empty() ? 0 : before[at], held = fed % window;
     const idx_t tokens = lengths.empty() ? length : lengths[at];
-    return {b, n % heads, held, fed >= window, (held + tokens) / window, ceil_div(pooling_distance, token_bytes())};
+    return {b, n % heads, held, fed >= window, (held + tokens) / window};
   }
   bool weighted() const { return logits || bias.data; }
   double numbers() const {
@@ -286,7 +283,6 @@ struct pooled_tokens_driver {
     return {w * window + n - earlier, n - earlier, overlap ? dim : 0};
   }
 
-  idx_t token_bytes() const { return (overlap ? 2 : 1) * dim * x.tokens.item; }
   /// Rows n, n + 1, ... of a window: its next tile.
   void load_rows(const head& of, idx_t w, idx_t n, const pooling_memory<T>& m, pooled_rows<T>& to) const {
     const idx_t earlier = earlier_rows(of, w), all = earlier + window;
@@ -308,42 +304,38 @@ struct pooled_tokens_driver {
     }
     if (!logits) std::fill_n(to.logits, to.count, m.zeros);
     if (!bias.data) std::fill_n(to.bias, to.count, m.zeros);
+    to.step = window * x.tokens.strides[2], to.logits_step = logits ? window * logits.tokens.strides[2] : 0;
+    for (int r = to.count; r < pooling_tile; ++r) to.x[r] = to.x[0], to.logits[r] = to.logits[0], to.bias[r] = m.unseen;
   }
   /// What is prefetched during that tile: as many bytes as it has, of whole tokens. Without logits x in their place.
   pooled_prefetch prefetch(const head& of, idx_t w, idx_t n) const {
     const rows_of_heads<T>&from = x.tokens, &other = logits ? logits.tokens : from;
-    const idx_t token = w * window - of.held + of.distance, first = n * dim * from.item, bytes = token_bytes();
+    const idx_t first = n * dim * from.item, bytes = (overlap ? 2 : 1) * dim * from.item;
+    const idx_t token = w * window - of.held + ceil_div(pooling_distance, bytes);
     const idx_t stride = from.strides[2] * from.item, other_stride = other.strides[2] * other.item;
     const char *const row = from.at(of.b, of.h, token, 0), *const other_row = other.at(of.b, of.h, token, 0);
-    const idx_t packet_bytes = width<T> * from.item;
-    if (stride == bytes && other_stride == bytes)
-      return {row, other_row, first, (std::numeric_limits<idx_t>::max)(), 0, 0, packet_bytes};
-    const idx_t tokens = first / bytes;
-    return {row + tokens * stride, other_row + tokens * other_stride, first % bytes, bytes, stride, other_stride,
-            packet_bytes};
+    const bool whole = stride == bytes && other_stride == bytes;  // one range of memory
+    const idx_t tokens = whole ? 0 : first / bytes;
+    return {row + tokens * stride, other_row + tokens * other_stride, first - tokens * bytes,
+            whole ? (std::numeric_limits<idx_t>::max)() : bytes, stride, other_stride, width<T> * from.item};
   }
   /// How many windows of [w, end) are computed as one: all, if each is a tile whose rows are used where they lie.
   idx_t windows_together(const head& of, idx_t w, idx_t end) const {
-    const idx_t first = overlap ? w - 1 : w;
-    const bool alike = rows(of, w) <= pooling_tile && first >= 0 && first * window >= of.held &&
+    const idx_t first = overlap ? w - 1 : w, count = rows(of, w);
+    const bool alike = (count == 2 || count == 4 || count == pooling_tile) && first >= 0 && first * window >= of.held &&
                        x.tokens.in_place(dim) && (!logits || logits.tokens.in_place(dim));
     return alike ? end - w : 1;
   }
-  /// The results of windows, of one or those that are computed together, to padded memory `step` numbers apart; what
-  /// weights of the last one are relative to, and their sums, stay in m, its last rows in `tile`.
-  void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to, idx_t windows = 1,
-            idx_t step = 0) const {
-    const idx_t count = rows(of, w);
-    if (count > pooling_tile) return pool_by_rows(of, w, m, tile, to);
-    load_rows(of, w, 0, m, tile);
-    tile.result = to, tile.result_step = step, tile.windows = windows;
-    tile.step = window * x.tokens.strides[2], tile.logits_step = logits ? window * logits.tokens.strides[2] : 0;
+  /// The results of windows [w, w + rows.windows), of one if it has more than pooling_tile rows, to rows.result.
+  void pool(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& rows) const {
+    if (this->rows(of, w) > pooling_tile) return pool_by_rows(of, w, m, rows.result);
+    load_rows(of, w, 0, m, rows);
     const pooled_prefetch next = prefetch(of, w, 0);
-    with_rows(tile.count, [&](auto r) {
-      weighted() ? pool_softmax<r.value>(tile, next, m) : pool_equal<r.value>(tile, next, m);
-    });
+    weighted() ? pool_short<false>(rows, next, m.padded) : pool_equal(rows, next, m.padded);
   }
-  void pool_by_rows(const head& of, idx_t w, const pooling_memory<T>& m, pooled_rows<T>& tile, T* to) const {
+  /// The result of a longer window, to padded memory. What weights are relative to, and their sums, stay in m.
+  void pool_by_rows(const head& of, idx_t w, const pooling_memory<T>& m, T* to) const {
+    pooled_rows<T> tile;
     const idx_t count = rows(of, w);
     const bool short_window = count <= pooling_block;
     for (T* const sums : {m.sum, m.mean, m.sum_error, m.mean_error}) std::fill_n(sums, m.padded, T(0));
@@ -352,7 +344,9 @@ struct pooled_tokens_driver {
       const pooled_prefetch next = prefetch(of, w, n);
       weighted() ? add_rows<true>(tile, n == 0, next, m) : add_rows<false>(tile, n == 0, next, m);
       const idx_t end = n + tile.count;
-      if (!short_window && (end == count || end % pooling_block == 0)) add_block(m);
+      if (short_window || (end != count && end % pooling_block != 0)) continue;
+      move_compensated(m.block_sum, m.padded, T(1), m.sum, m.sum_error);
+      move_compensated(m.block_mean, m.padded, T(1), m.mean, m.mean_error);
     }
     divide_pooled(m, short_window, to);
   }
