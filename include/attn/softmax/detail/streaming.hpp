@@ -187,24 +187,36 @@ void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool k
                       first.layout.of_keys == keys && in_whole_packets<T>(x.cols) && !in_tail(first), count, buffer, f);
 }
 
-/// Runs f(r, integral_constant<int, R>) over all rows, R at a time: four, then two, then one. Three that are left are
-/// taken together, if so asked: they read rows as nearly in order as four do (float, D 128: 0.62 of the time of two and
-/// one). So are eight, and six that are left, where there are registers for their sums (eight, D 128: 0.7 of the time).
+/// Calls f(integral_constant<int, R>) with the number of rows that are taken next, where `rows` are left: four, two or
+/// one. Three that are left are taken together, if so asked: they read rows as nearly in order as four do (float, D 128:
+/// 0.62 of the time of two and one). So are eight, and six that are left, where there are registers for their sums
+/// (eight, D 128: 0.7 of the time).
 template <class T, bool together = false, class F>
-void by_rows(idx_t rows, F&& f) {
+ATTN_INLINE void with_row_count(idx_t rows, F&& f) {
   constexpr int most = (std::min)(4, width<T>);
-  idx_t r = 0;
   if constexpr (together && registers >= 32 && width<T> >= 16) {
-    for (; r + 8 <= rows; r += 8) f(r, std::integral_constant<int, 8>{});
-    if (r + 6 == rows) return f(r, std::integral_constant<int, 6>{});
+    if (rows >= 8) return f(std::integral_constant<int, 8>{});
+    if (rows == 6) return f(std::integral_constant<int, 6>{});
   }
-  for (; r + most <= rows; r += most) f(r, std::integral_constant<int, most>{});
+  if (rows >= most) return f(std::integral_constant<int, most>{});
   if constexpr (most > 2) {
     if constexpr (together)
-      if (r + 3 == rows) return f(r, std::integral_constant<int, 3>{});
-    for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>{});
+      if (rows == 3) return f(std::integral_constant<int, 3>{});
+    if (rows >= 2) return f(std::integral_constant<int, 2>{});
   }
-  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>{});
+  f(std::integral_constant<int, 1>{});
+}
+template <class T, bool together = false>
+int row_count(idx_t rows) {
+  int count = 0;
+  with_row_count<T, together>(rows, [&](auto R) { count = R; });
+  return count;
+}
+/// Runs f(r, integral_constant<int, R>) over all rows, so many at a time.
+template <class T, bool together = false, class F>
+void by_rows(idx_t rows, F&& f) {
+  idx_t r = 0;
+  while (r < rows) with_row_count<T, together>(rows - r, [&](auto R) { f(r, R), r += R; });
 }
 
 /// Whether the mask hides the tile of rows from `begin` on from every query.
@@ -280,11 +292,14 @@ template <class T, class C, class Rows, class Score>
     const idx_t looked_at_before = looked_at, left_out_before = left_out;
     if (terms.mask && hidden_from_all(q, positions, begin, count, terms)) continue;
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
-      by_rows<T, !listed>(q.rows, [&](idx_t r, auto R) {
-        stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile,
-                               expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + R))
-                                        : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + R)));
-      });
+      for (idx_t r = 0, rows; r < q.rows; r += rows) {
+        rows = row_count<T, !listed>(q.rows - r);
+        const auto prefetcher = expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows))
+                                         : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows));
+        with_row_count<T, !listed>(rows, [&](auto R) {
+          stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile, prefetcher);
+        });
+      }
     });
     matrix_view<const T> key_rows{};
     if (terms.by_position) {
@@ -349,8 +364,7 @@ template <class T, class C, class Rows, class Score>
         softmax_weights<1, C>(s, padded, of_values, maximum, range.zeros, range.largest + n, sums + n, rescale + n);
         return true;
       };
-      // The weights of some rows, and the factors of their sums so far. Returns whether there are any. (Not inlined: it
-      // would be for every number of rows.)
+      // The weights of some rows, and the factors of their sums so far. Returns whether there are any.
       const auto weights_of = [&](idx_t r0, idx_t rows, weight_range<T>& range,
                                   T* rescale) __attribute__((noinline)) {
         T sums[rows_together] = {};
@@ -378,17 +392,21 @@ template <class T, class C, class Rows, class Score>
         for (idx_t n = 0; n < rows; ++n) state.sum[r0 + n] = state.sum[r0 + n] * rescale[n] + sums[n];
         return kept;
       };
-      by_rows<T, !listed>(q.rows, [&](idx_t r0, auto R) {
+      for (idx_t r0 = 0, rows; r0 < q.rows; r0 += rows) {
+        rows = row_count<T, !listed>(q.rows - r0);
         alignas(64) T rescale[width<T>] = {};
         weight_range<T> range;
-        static_assert(R.value <= (std::min)(idx_t(width<T>), rows_together));
-        // R, but no constant, for which GCC would clone the function.
-        const bool kept = weights_of(r0, (std::min)(idx_t(R), q.rows - r0), range, rescale);
-        auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + R));
-        if (!kept) return expected ? prefetcher.fetch_all() : void();
-        stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
-                               prefetcher);
-      });
+        const bool kept = weights_of(r0, rows, range, rescale);
+        auto prefetcher = prefetcher_of(next_rows, part(fetched, r0), part(fetched, r0 + rows));
+        if (kept)
+          with_row_count<T, !listed>(rows, [&](auto R) {
+            static_assert(R.value <= (std::min)(idx_t(width<T>), rows_together));
+            stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
+                                   prefetcher);
+          });
+        else if (expected)
+          prefetcher.fetch_all();
+      }
     });
     expected = left_out == left_out_before || left_out - left_out_before < looked_at - looked_at_before;
   }
