@@ -126,14 +126,13 @@ struct online_softmax {
   template <class S>
   ATTN_INLINE void store_row(idx_t r, T normal, S* to, idx_t to_stride) const {
     const T* const o = row(r);
-    idx_t whole = 0;
+    idx_t d = 0;
     if constexpr (std::same_as<S, T>)
-      for (; to_stride == 1 && whole + width<T> <= cols; whole += width<T>)
-        store<T>(to + whole, mul(load<T>(o + whole), broadcast<T>(normal)));
-    if (to_stride == 1)
-      for (idx_t d = whole; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
-    else
-      for (idx_t d = 0; d < cols; ++d) to[d * to_stride] = static_cast<S>(o[d] * normal);
+      for (; to_stride == 1 && d + width<T> <= cols; d += width<T>)
+        store<T>(to + d, mul(load<T>(o + d), broadcast<T>(normal)));
+    else if (to_stride == 1)
+      for (; d < cols; ++d) to[d] = static_cast<S>(o[d] * normal);
+    for (; d < cols; ++d) to[d * to_stride] = static_cast<S>(o[d] * normal);
   }
 };
 

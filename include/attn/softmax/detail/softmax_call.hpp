@@ -78,8 +78,7 @@ struct softmax_inputs : attention_views<S, C> {
   }
 
   /// Stores row r of the state as the result of query i.
-  template <int Lanes>
-  void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+  void finish_row(const online_softmax<T>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
     const auto at = [&](const tensor_view<T, 3>& x) {
       T* const row = row_of(x, b, h);
       return row ? row + i * x.stride(2) : nullptr;
@@ -88,6 +87,7 @@ struct softmax_inputs : attention_views<S, C> {
     const auto finish_in = [&](const auto& to) {
       state.finish_row(r, per_head(sinks, h), to.row(i), to.col_stride, log_sum, highest);
     };
+    if constexpr (std::same_as<S, T>) return finish_in(out_sums ? head_of(out_sums, b, h) : this->result(b, h));
     if (out_sums) return finish_in(head_of(out_sums, b, h));
     finish_in(this->result(b, h));
   }
@@ -177,14 +177,18 @@ struct softmax_call : softmax_inputs<S, C> {
   }
 
   /// Stores row r of the state as the result of query i.
-  template <int Lanes>
-  [[gnu::noinline]] void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+  [[gnu::noinline]] void finish_row(const online_softmax<T>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
     if (exec.invariant()) state.clear_signs(r);
     if constexpr (makes_weights<Score>)
-      state.store_row(r, state.sum[r * Lanes] == T(0) ? T(0) : terms.score->factor(b, i),
-                      this->result(b, h).row(i), this->out.stride(3));
+      state.store_row(r, state.sum[r] == T(0) ? T(0) : terms.score->factor(b, i), this->result(b, h).row(i),
+                      this->out.stride(3));
     else
       softmax_inputs<S, C>::finish_row(state, r, b, h, i);
+  }
+  template <int Lanes>
+  void finish_row(const online_softmax<T, Lanes>& state, idx_t r, idx_t b, idx_t h, idx_t i) const {
+    T sum = state.row_sum(r);
+    finish_row(online_softmax<T>{1, state.cols, state.stride, state.maximum + r, &sum, state.row(r)}, 0, b, h, i);
   }
   template <class P>
   void finish(const row_block<P>& block, idx_t b, idx_t h) const {
