@@ -67,16 +67,18 @@ void scores_in_place(const P* queries, const row_keys<P>& keys, idx_t first, idx
       packet<P> square[array_size<w>];
       load_across(square, some, k * numbers_of<P>, keys.dim, 1);
       const auto part = left_from<P>(left, k);
-      // Not unrolled: it would be three times as much code, and no faster.
-      const idx_t columns = (std::min)(idx_t(w), depth - k);
-      for (idx_t j = 0; j < columns; ++j) {
+      const auto add_column = [&](idx_t j) __attribute__((always_inline)) {
         if (next != next_end) {
           __builtin_prefetch(*next + line, 0, 3);
           line += idx_t(cache_line / sizeof(number));
           if (line >= keys.dim) line = 0, ++next;
         }
         unroll<M>([&](auto m) { acc[m] = multiply_add<P>(broadcast<P>(part.at(m, k + j)), square[j], acc[m]); });
-      }
+      };
+      if (k + w <= depth)  // as a loop: 1.06 of the time (one token, 4 heads a key head, 1024 keys)
+        unroll<w>(add_column);
+      else
+        for (idx_t j = 0; j < depth - k; ++j) add_column(j);
     }
     for (int m = 0; m < M; ++m) store<T>(scores + m * score_stride + n, acc[m]);
   }
