@@ -187,38 +187,6 @@ void with_whole_packets(const listed_codes<C>& x, idx_t count, T* buffer, bool k
                       first.layout.of_keys == keys && in_whole_packets<T>(x.cols) && !in_tail(first), count, buffer, f);
 }
 
-/// Calls f(integral_constant<int, R>) with the number of rows that are taken next, where `rows` are left: four, two or
-/// one. Three that are left are taken together, if so asked: they read rows as nearly in order as four do (float, D 128:
-/// 0.62 of the time of two and one). So are eight, and six that are left, where there are registers for their sums
-/// (eight, D 128: 0.7 of the time).
-template <class T, bool together = false, class F>
-ATTN_INLINE void with_row_count(idx_t rows, F&& f) {
-  constexpr int most = (std::min)(4, width<T>);
-  if constexpr (together && registers >= 32 && width<T> >= 16) {
-    if (rows >= 8) return f(std::integral_constant<int, 8>{});
-    if (rows == 6) return f(std::integral_constant<int, 6>{});
-  }
-  if (rows >= most) return f(std::integral_constant<int, most>{});
-  if constexpr (most > 2) {
-    if constexpr (together)
-      if (rows == 3) return f(std::integral_constant<int, 3>{});
-    if (rows >= 2) return f(std::integral_constant<int, 2>{});
-  }
-  f(std::integral_constant<int, 1>{});
-}
-template <class T, bool together = false>
-int row_count(idx_t rows) {
-  int count = 0;
-  with_row_count<T, together>(rows, [&](auto R) { count = R; });
-  return count;
-}
-/// Runs f(r, integral_constant<int, R>) over all rows, so many at a time.
-template <class T, bool together = false, class F>
-void by_rows(idx_t rows, F&& f) {
-  idx_t r = 0;
-  while (r < rows) with_row_count<T, together>(rows - r, [&](auto R) { f(r, R), r += R; });
-}
-
 /// Whether the mask hides the tile of rows from `begin` on from every query.
 template <class T, class C, class Score>
 bool hidden_from_all(const stream_queries<T, C>& q, const index_map& positions, idx_t begin, idx_t count,
