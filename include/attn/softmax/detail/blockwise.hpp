@@ -245,7 +245,7 @@ void attend(const row_block<P>& block, const Keys& keys, const score_terms<sum_t
   constexpr idx_t step = tile_keys<P>;
   const slot_blocks<sum_type<P>, step> blocks(
       block.ranges, block.rows, block.fixed, terms.skip.leaves_out() ? own_slot(block, keys, terms.query_shift) : -1);
-  if (block.fixed && !common) own.count_from(blocks.start);
+  if (block.fixed && !common) own.start_at(blocks.start);
   idx_t seen = 0, left_out = 0;
   for (idx_t n = 0; n < blocks.count; ++n) {
     if (sums.full(step)) last.finish();

@@ -1,7 +1,7 @@
 // attn: the driver of few queries over many keys, as in the steps of a cache. A task takes up to task_rows rows, the
 // queries of some heads of one key head, through one chunk of the keys, by one of two kernels:
 //
-//   in place    rows in codes, and up to queries_in_place queries: the streaming kernel
+//   streamed    rows in codes, and up to queries_in_place queries: the streaming kernel, keys in place
 //   in blocks   the blockwise kernel; block_keys keys at a time are packed, and attended by all rows while they are in
 //               the second-level cache
 //
@@ -33,7 +33,7 @@ struct few_queries_driver {
   static constexpr idx_t most_queries = 64;  // of a task
   static constexpr idx_t task_rows = 256;    // their states stay in the second-level cache
   static constexpr idx_t usual_block = 256;  // keys that are packed at a time
-  static constexpr idx_t moved_keys = 1024;  // in place: the sums of long rows are moved after so many keys
+  static constexpr idx_t moved_keys = 1024;  // streamed: the sums of long rows are moved after so many keys
 
   const softmax_call<S, Score, C>& in;
   const attention_shape& shape = in.shape;
@@ -52,7 +52,7 @@ struct few_queries_driver {
   }
   /// By the queries alone, though heads without groups gain by reading more of them in place (8 queries, bf16: 0.55 of
   /// the time): a head gets the bits that it gets without the others of its group.
-  static bool in_place(const softmax_call<S, Score, C>& call, idx_t b) {
+  static bool streamed(const softmax_call<S, Score, C>& call, idx_t b) {
     return in_codes || (!call.exec.invariant() && call.lengths.queries(b) <= queries_in_place);
   }
 
@@ -113,21 +113,21 @@ struct few_queries_driver {
     const idx_t common = sets.common[number], one = end(w, number - 1), other = end(w, number);
     if (one == other && common >= one) return one;
     // Tiles of codes may be in several pages.
-    const idx_t least = in_place(in, sets.items[number]) ? in.pages.page_rows : block_keys,
+    const idx_t least = streamed(in, sets.items[number]) ? in.pages.page_rows : block_keys,
                 step = in_codes ? stream_tile_of<C> : least;
     return (std::min)({common, one, other}) / step * step;
   }
 
   void run() {
     bool alone = chunks == 1 && !in.pages && !in.terms.skip.given();
-    for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (in_place(in, b) || !takes(in, b));
-    if (alone) return run_in_place();
+    for (idx_t b = 0; b < shape.batch; ++b) alone = alone && (streamed(in, b) || !takes(in, b));
+    if (alone) return run_streamed();
     const idx_t threads = in.exec.active_threads(), of_item = shape.kv_heads * parts * runs * chunks;
     const auto order =
         in.exec.workspace([&](arena& memory) { return shared_prefixes::layout(memory, shape.batch); });
     sets = *order;
     for (idx_t b = 0; b < shape.batch; ++b)
-      sets.kinds()[b] = takes(in, b) ? 1 + in_place(in, b) : 0;
+      sets.kinds()[b] = takes(in, b) ? 1 + streamed(in, b) : 0;
     sets.find(in.pages, shape.batch,
               (std::min)(task_rows / (heads_of_task * queries_of_task), ceil_div(shape.batch * of_item, threads)));
     const auto layout = [&](arena& memory) {
@@ -147,9 +147,9 @@ struct few_queries_driver {
         state.clear();
         if (state.rows == 0) return;
         if constexpr (in_codes)
-          attend_in_place(w, state, worker);
+          attend_streamed(w, state, worker);
         else
-          in_place(in, sets.items[first_item(w)]) ? attend_in_place(w, state, worker)
+          streamed(in, sets.items[first_item(w)]) ? attend_streamed(w, state, worker)
                                                   : attend_in_blocks(w, state, worker);
       });
       for (idx_t n = 0; n < some.count; ++n) {
@@ -174,7 +174,7 @@ struct few_queries_driver {
   }
 
   /// The same where a task sees all keys of its rows in place, and batch items share none: it ends its rows.
-  void run_in_place() const {
+  void run_streamed() const {
     struct memory {
       stream_queries<T, C> queries;
       online_softmax<T> state;
@@ -219,7 +219,7 @@ struct few_queries_driver {
     }
   }
 
-  void attend_in_place(const work& w, const online_softmax<T>& state, int worker) const {
+  void attend_streamed(const work& w, const online_softmax<T>& state, int worker) const {
     const bool any_long = std::same_as<stream_operand<T, C>, T> && shape.keys > long_segment;  // others err by more
     long_softmax<T> total{};
     auto all = in.exec.scratch(worker, [&](arena& memory) {
@@ -299,7 +299,7 @@ struct few_queries_driver {
   /// Those of a block of this item that has attended the keys up to `end`.
   long_row_sums<P> sums_of(const row_block<P>& block, idx_t number, idx_t end) const {
     long_row_sums<P> sums = block.sums(is_long(number));
-    if (fixed) sums.go_on(end);
+    if (fixed) sums.resume_at(end);
     return sums;
   }
 

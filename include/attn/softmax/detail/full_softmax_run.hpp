@@ -113,7 +113,7 @@ void run_full_softmax(const softmax_call<S, Score, C>& call) {
     softmax_call<S, Score, C> prepared = call;
     std::optional<distance_range> range;  // where an item is attended by the blockwise kernel
     for (idx_t b = 0; b < call.shape.batch; ++b)
-      if (!few::takes(call, b) || !few::in_place(call, b)) range = {call.furthest()};
+      if (!few::takes(call, b) || !few::streamed(call, b)) range = {call.furthest()};
     const auto terms = call.exec.workspace([&](arena& memory) { return call.layout_terms(memory, range); });
     prepared.prepare_terms(*terms);
     return run_full_softmax(prepared);

@@ -214,9 +214,9 @@ class long_sums {
       : state_(state), total_(total), rows_(rows), most_(most), begun_(begun) {}
 
   /// Moves the sums at multiples of `most` of the keys' places, of which the first is `place`.
-  void count_from(idx_t place) { taken_ = place % most_; }
+  void start_at(idx_t place) { taken_ = place % most_; }
   /// The same where an earlier one has taken the keys up to there, from 0 on.
-  void go_on(idx_t place) {
+  void resume_at(idx_t place) {
     taken_ = place == 0 ? 0 : (place - 1) % most_ + 1;
     begun_ = added_ = place > most_;
   }

@@ -33,8 +33,8 @@ constexpr bool in_whole_pairs(idx_t cols) {
 }
 
 /// Calls f(integral_constant<int, R>) with the number of rows that are taken next, where `rows` are left: four, two or
-/// one. Three that are left are taken together, if so asked: they read rows as nearly in order as four do (float, D 128:
-/// 0.62 of the time of two and one). So are eight, and six that are left, where there are registers for their sums
+/// one. Three that are left are taken together, if so asked: they read rows as nearly in order as four do (float, D
+/// 128: 0.62 of the time of two and one). So are eight, and six that are left, where there are registers for their sums
 /// (eight, D 128: 0.7 of the time).
 template <class T, bool together = false, class F>
 ATTN_INLINE void with_row_count(idx_t rows, F&& f) {
@@ -207,7 +207,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   constexpr bool few_registers = registers < 32;
   constexpr int most = few_registers ? (R == 1 ? 8 : R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 3;
   constexpr bool in_parts = few_registers ? R <= 3 : R > 1 && R <= 4, at_use = R == 1 && few_registers;
-  constexpr idx_t most_cols = 256, some_rows = R == 1 ? 16 : 4;
+  constexpr idx_t most_cols = 256, rows_of_part = R == 1 ? 16 : 4;
   [[maybe_unused]] alignas(64) T sums[array_size<R>][array_size<in_parts ? most_cols + width<T> : 1>];
   // The last packet, where it is not whole, as in by_columns(); its sums come after all others.
   alignas(64) T of_last[array_size<R * width<T>>] = {};
@@ -250,7 +250,7 @@ void row_output(const T* weights, bool zeros, const T* rescale, const Rows& v, T
   // One copy for the two places that need it.
   const auto one_packet = [&](idx_t begin, idx_t end, idx_t at, idx_t col, T* to, idx_t to_stride)
       __attribute__((noinline)) { columns(begin, end, at, col, to, to_stride, std::integral_constant<int, 1>{}); };
-  const idx_t at_once = in_parts && v.cols > most * width<T> ? some_rows : std::max<idx_t>(1, v.rows);
+  const idx_t at_once = in_parts && v.cols > most * width<T> ? rows_of_part : std::max<idx_t>(1, v.rows);
   for (idx_t first = 0, last; first < whole; first = last) {
     last = in_parts ? (std::min)(whole, first + most_cols) : whole;
     for (idx_t begin = 0; begin < v.rows; begin += at_once) {

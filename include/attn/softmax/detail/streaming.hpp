@@ -233,7 +233,7 @@ template <class T, class C, class Rows, class Score>
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   constexpr idx_t tile = stream_tile_of<C>;
   const idx_t last = (std::max)(end, wanted_next);
-  const bool any_terms = terms.any(), some_rows = terms.skip.given() || pass == stream_pass::maxima;
+  const bool any_terms = terms.any(), leaves_out = terms.skip.given() || pass == stream_pass::maxima;
   // Rows that one query reads in order, or two short ones, the processor fetches by itself, from their first lines on;
   // it is hindered where more are fetched here (float: 1.2 times the time). Long ones of bf16 pairs too (D 128: 0.84 of
   // the time; D 64: 1.6), but not those of half (D 192: 1.06).
@@ -249,7 +249,7 @@ template <class T, class C, class Rows, class Score>
     return fetched <= 0 || row == 0 ? 0 : row == q.rows ? fetched : fetched * row / q.rows;
   };
   idx_t looked_at = 0, left_out = 0;
-  bool expected = pass != stream_pass::maxima;  // that a row keeps the tile
+  bool keeps_tiles = pass != stream_pass::maxima;  // that a row keeps the tile
   for (idx_t count; begin < end; begin += count) {
     const auto k_rows = rows_from(k, begin), v_rows = rows_from(v, begin);
     count = alike(v_rows, alike(k_rows, (std::min)({tile, end - begin, k_rows.rows})));
@@ -262,7 +262,7 @@ template <class T, class C, class Rows, class Score>
     with_whole_packets<T>(k_rows, count, q.keys, true, [&](const auto& keys) {
       for (idx_t r = 0, rows; r < q.rows; r += rows) {
         rows = row_count<T, !listed>(q.rows - r);
-        const auto prefetcher = expected ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows))
+        const auto prefetcher = keeps_tiles ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows))
                                          : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows));
         with_row_count<T, !listed>(rows, [&](auto R) {
           stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile, prefetcher);
@@ -340,7 +340,7 @@ template <class T, class C, class Rows, class Score>
         for (idx_t n = 0; n < rows; ++n) complete(r0 + n);
         if constexpr (makes_weights<Score>) {
           for (idx_t n = 0; n < rows; ++n) weigh(r0, n, range, sums, rescale);
-        } else if (some_rows) {
+        } else if (leaves_out) {
           kept = false;
           for (idx_t n = 0; n < rows; ++n) kept |= weigh_kept(r0, n, range, sums, rescale);
         } else {
@@ -372,11 +372,11 @@ template <class T, class C, class Rows, class Score>
             stream_output<R.value>(q.scores + r0 * stream_tile, range, rescale, values, state.row(r0), state.stride,
                                    prefetcher);
           });
-        else if (expected)
+        else if (keeps_tiles)
           prefetcher.fetch_all();
       }
     });
-    expected = left_out == left_out_before || left_out - left_out_before < looked_at - looked_at_before;
+    keeps_tiles = left_out == left_out_before || left_out - left_out_before < looked_at - looked_at_before;
   }
   if (pass == stream_pass::weights) terms.skip.count(looked_at, left_out);
 }
