@@ -141,8 +141,7 @@ inline double rotary_magnitude(double factor, double mscale = 1) {
 /// Llama 3.1: wavelengths above original_length / slow_turns are multiplied by the factor, those below
 /// original_length / fast_turns stay, with a ramp over the turns between.
 inline std::vector<double> rotary_llama3(idx_t dims, const rotary_scaling& s) {
-  const double fast =
-      detail::checked_turns("rotary_llama3", s.original_length, s.fast_turns.value_or(4), s.slow_turns);
+  const double fast = detail::checked_turns("rotary_llama3", s.original_length, s.fast_turns.value_or(4), s.slow_turns);
   return detail::frequencies_of("rotary_llama3", dims, {s.base, s.factor}, [&](idx_t, double f) {
     const double turns = static_cast<double>(s.original_length) * f / detail::two_pi;
     const double stays = std::clamp((turns - s.slow_turns) / (fast - s.slow_turns), 0.0, 1.0);

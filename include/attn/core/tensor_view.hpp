@@ -292,7 +292,7 @@ using element_of = typename decltype(detail::view_or_any<X>())::value_type;
 
 namespace detail {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_stride(idx_t stride) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_stride(idx_t stride) {
   raise<std::invalid_argument>(error_text{"attn: expected a list with stride 1; found stride ", stride}.c_str());
 }
 
@@ -324,7 +324,7 @@ class list_view : public std::span<const T> {
                   "are a list of double");
     if constexpr (right) {
       const tensor_view<const T, 1> x(list);
-      if (x.extent(0) > 1 && x.stride(0) != 1) detail::refuse_stride(x.stride(0));
+      if (x.extent(0) > 1 && x.stride(0) != 1) detail::fail_stride(x.stride(0));
       return {x.data(), static_cast<std::size_t>(x.extent(0))};
     } else {
       return {};
@@ -340,7 +340,7 @@ constexpr tensor_view<T> blhd_view(T* data, idx_t batch, idx_t length, idx_t hea
 
 namespace detail {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_heads(idx_t columns, idx_t heads) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_heads(idx_t columns, idx_t heads) {
   raise<std::invalid_argument>(
       error_text{"attn::split_heads: expected heads that divide the columns ", columns, "; found ", heads}.c_str());
 }
@@ -351,7 +351,7 @@ namespace detail {
 /// divides the last extent.
 template <class T>
 constexpr tensor_view<T> split_heads(const tensor_view<T, 3>& x, idx_t heads) {
-  if (heads < 1 || x.extent(2) % heads != 0) detail::refuse_heads(x.extent(2), heads);
+  if (heads < 1 || x.extent(2) % heads != 0) detail::fail_heads(x.extent(2), heads);
   const idx_t dim = x.extent(2) / heads;
   return {x.data(), {x.extent(0), heads, x.extent(1), dim}, {x.stride(0), dim * x.stride(2), x.stride(1), x.stride(2)}};
 }

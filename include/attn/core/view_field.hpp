@@ -21,7 +21,7 @@ namespace detail {
 
 /// Whether what is given as X&& is a temporary that ends with its memory: a matrix, a tensor, a container.
 template <class X>
-constexpr bool is_gone() {
+constexpr bool is_owning_temporary() {
   if constexpr (std::is_reference_v<X>) return false;
   else if constexpr (eigen_memory<X>) return std::same_as<typename X::PlainObject, std::remove_const_t<X>>;
   else return gives_view<X> || (std::ranges::range<X> && !std::ranges::borrowed_range<X>);
@@ -29,7 +29,7 @@ constexpr bool is_gone() {
 
 /// Says in one sentence why x is no view of T.
 template <class T, int Rank, class X>
-constexpr void say_why_not_field() {
+constexpr void explain_not_field() {
   constexpr bool right = sizeof(X) == 0;
   constexpr not_viewable why = why_not_viewable<X>();
   if constexpr (why == not_viewable::expression) {
@@ -67,11 +67,11 @@ concept matrix_for_vector = Rank == 1 && has_view<X> && std::is_constructible_v<
 /// The view of what a field is given as X&&.
 template <class T, int Rank, class X>
 constexpr tensor_view<T, Rank> view_of_field(std::remove_reference_t<X>& x) {
-  constexpr bool stays = !is_gone<X>();
+  constexpr bool stays = !is_owning_temporary<X>();
   static_assert(stays, "attn: a temporary is gone before the view of it is read: name the matrix or list");
   if constexpr (std::is_constructible_v<tensor_view<T, Rank>, std::remove_reference_t<X>&>) return x;
   else if constexpr (matrix_for_vector<T, Rank, std::remove_reference_t<X>>) return vector_of(tensor_view<T, 2>(x));
-  else return say_why_not_field<T, Rank, std::remove_reference_t<X>>(), tensor_view<T, Rank>();
+  else return explain_not_field<T, Rank, std::remove_reference_t<X>>(), tensor_view<T, Rank>();
 }
 
 }  // namespace detail

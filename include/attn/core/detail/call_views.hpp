@@ -122,8 +122,7 @@ class call_views : public validator {
   static constexpr std::size_t most = 64;
 
   /// Checks a view against those before it, and keeps it; an empty one overlaps nothing.
-  [[gnu::noinline]] void add(const char* name, const memory_layout& x, use how,
-                             std::initializer_list<axis> axes = {}) {
+  [[gnu::noinline]] void add(const char* name, const memory_layout& x, use how, std::initializer_list<axis> axes = {}) {
     if (count_ == most) fail({"at most ", most, " views"}, "more: call_views::most is too small");
     named& one = views_[count_];
     one.before = how == use::gradient ? of_gradients : "", one.name = name, one.written = how != use::read;

@@ -212,7 +212,7 @@ class validator {
   if (a.origin + static_cast<std::uintptr_t>(a.covered(all)) <= b.origin ||
       b.origin + static_cast<std::uintptr_t>(b.covered(all)) <= a.origin)
     return false;
-  const auto apart_at = [&](idx_t cut) {
+  const auto disjoint_within = [&](idx_t cut) {
     const idx_t period = b.period(cut, a.period(cut, 0));
     if (period == 0) return false;
     const auto p = static_cast<std::uintptr_t>(period);
@@ -220,9 +220,9 @@ class validator {
     return place >= b.covered(cut) && place + a.covered(cut) <= period;
   };
   for (int n = 0; n < a.count; ++n)
-    if (apart_at(a.axes[n].stride)) return false;
+    if (disjoint_within(a.axes[n].stride)) return false;
   for (int n = 0; n < b.count; ++n)
-    if (apart_at(b.axes[n].stride)) return false;
+    if (disjoint_within(b.axes[n].stride)) return false;
   return true;
 }
 

@@ -28,21 +28,21 @@ inline constexpr auto rotation_signs = [] {
   return signs;
 }();
 
-/// Sums and differences of lanes `Apart` lanes from one another.
-template <int Apart>
+/// Sums and differences of lanes `Distance` lanes from one another.
+template <int Distance>
 ATTN_INLINE packet<float> butterfly(const packet<float>& x) {
   alignas(64) static constexpr auto signs = [] {
     std::array<float, width<float>> numbers{};
-    for (int n = 0; n < width<float>; ++n) numbers[static_cast<std::size_t>(n)] = n & Apart ? -1.0f : 1.0f;
+    for (int n = 0; n < width<float>; ++n) numbers[static_cast<std::size_t>(n)] = n & Distance ? -1.0f : 1.0f;
     return numbers;
   }();
-  return fma(x, load<float>(signs.data()), shuffle<float>(x, x, [](int lane) { return lane ^ Apart; }));
+  return fma(x, load<float>(signs.data()), shuffle<float>(x, x, [](int lane) { return lane ^ Distance; }));
 }
-/// The same for all distances from Apart on that lie within `block` lanes.
-template <int Apart = 1>
+/// The same for all distances from Distance on that lie within `block` lanes.
+template <int Distance = 1>
 ATTN_INLINE packet<float> butterflies(const packet<float>& x, idx_t block) {
-  if constexpr (Apart < width<float>) {
-    if (Apart < block) return butterflies<2 * Apart>(butterfly<Apart>(x), block);
+  if constexpr (Distance < width<float>) {
+    if (Distance < block) return butterflies<2 * Distance>(butterfly<Distance>(x), block);
   }
   return x;
 }
@@ -54,11 +54,11 @@ ATTN_INLINE void hadamard(float* x, idx_t dim, First&& first, Last&& last) {
   constexpr idx_t w = width<float>;
   const idx_t block = rotation_block(dim), all = (dim + w - 1) / w * w;
   for (idx_t d = 0; d < all; d += w) store<float>(x + d, butterflies(first(load<float>(x + d), d), block));
-  for (idx_t apart = w; apart < block; apart *= 2)
-    for (idx_t begin = 0; begin < dim; begin += 2 * apart)
-      for (idx_t d = begin; d < begin + apart; d += w) {
-        const packet<float> a = load<float>(x + d), b = load<float>(x + d + apart);
-        store<float>(x + d, add(a, b)), store<float>(x + d + apart, sub(a, b));
+  for (idx_t distance = w; distance < block; distance *= 2)
+    for (idx_t begin = 0; begin < dim; begin += 2 * distance)
+      for (idx_t d = begin; d < begin + distance; d += w) {
+        const packet<float> a = load<float>(x + d), b = load<float>(x + d + distance);
+        store<float>(x + d, add(a, b)), store<float>(x + d + distance, sub(a, b));
       }
   for (idx_t d = 0; d < all; d += w) store<float>(x + d, last(load<float>(x + d), d));
 }

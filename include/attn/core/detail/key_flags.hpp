@@ -87,8 +87,7 @@ struct key_flags {
 
   /// Lists and checks the option of this name for `keys` keys of `batch` items.
   void validate(call_views& views, idx_t batch, idx_t keys) const {
-    views.option("key_mask", mask,
-                 {{"key_mask batch", batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
+    views.option("key_mask", mask, {{"key_mask batch", batch, or_one}, {}, {}, {"key_mask length = key length", keys}});
   }
 
   explicit operator bool() const { return mask.data() != nullptr; }

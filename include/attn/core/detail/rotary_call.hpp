@@ -64,8 +64,8 @@ inline void rotation_angles(double position, const double* frequency, idx_t coun
 template <class S, class Options>
 struct rotary_call {
   using T = compute_type<S>;
-  static constexpr idx_t tokens = 256;  // of a task
-  static constexpr idx_t rests = 16;   // a position is a multiple of it plus a remainder
+  static constexpr idx_t tokens = 256;     // of a task
+  static constexpr idx_t remainders = 16;  // a position is a multiple of it plus a remainder
 
   tensor_view<const S> x;
   tensor_view<S> to;
@@ -73,7 +73,7 @@ struct rotary_call {
   idx_t dims;
   const double* frequency;  // [whole packets]
   bool back, accumulate;
-  double* of_rests = nullptr;  // [rests][2][angles()]: their cosines and sines, where there are tokens enough
+  double* remainder_angles = nullptr;  // [remainders][2][angles()]: cosines and sines, where there are tokens enough
 
   idx_t frequencies() const { return dims / 2; }
   /// A row is rotated as a whole (adjacent dims), or as two halves.
@@ -96,8 +96,8 @@ struct rotary_call {
   void angles_of(idx_t position, double* into) const {
     rotation_angles(static_cast<double>(position), frequency, frequencies(), into, into + angles());
   }
-  void prepare_rests() const {
-    for (idx_t n = 0; n < rests; ++n) angles_of(n, of_rests + n * 2 * angles());
+  void prepare_remainders() const {
+    for (idx_t n = 0; n < remainders; ++n) angles_of(n, remainder_angles + n * 2 * angles());
   }
 
   /// The cosines and sines of a token at a position.
@@ -106,10 +106,10 @@ struct rotary_call {
     if (o.cos) {
       for (idx_t n = 0; n < frequencies(); ++n) set(n, o.cos(at, n), static_cast<T>(sign) * o.sin(at, n), c, s);
     } else {
-      const idx_t left = (at % rests + rests) % rests;
+      const idx_t left = (at % remainders + remainders) % remainders;
       if (own.known != at - left) angles_of(own.known = at - left, own.multiple);
-      const double* rest = of_rests ? of_rests + left * 2 * angles() : own.rest;
-      if (!of_rests) angles_of(left, own.rest);
+      const double* rest = remainder_angles ? remainder_angles + left * 2 * angles() : own.rest;
+      if (!remainder_angles) angles_of(left, own.rest);
       const packet<double> factor = broadcast<double>(o.magnitude), sine_factor = broadcast<double>(sign * o.magnitude);
       for (idx_t n = 0; n < angles(); n += width<double>) {
         const packet<double> c_1 = load<double>(own.multiple + n), s_1 = load<double>(own.multiple + angles() + n),
@@ -284,17 +284,17 @@ void run_rotary(const validator& check, const tensor_view<const S>& x, const ten
 
   using call_type = rotary_call<S, Options>;
   const idx_t angles = round_up(dims / 2, width<double>);
-  const bool many = !o.cos && x.extent(2) >= call_type::rests;
-  const auto [frequency, of_rests] = exec.shared_scratch([&](arena& memory) {
+  const bool many = !o.cos && x.extent(2) >= call_type::remainders;
+  const auto [frequency, remainder_angles] = exec.shared_scratch([&](arena& memory) {
     return std::array{memory.allocate<double>(angles),
-                      memory.allocate<double>(many ? 2 * angles * call_type::rests : 0)};
+                      memory.allocate<double>(many ? 2 * angles * call_type::remainders : 0)};
   });
   std::fill_n(frequency, angles, 0.0);
   for (idx_t n = 0; n < dims / 2; ++n)
     frequency[n] = o.frequencies.empty() ? frequency_of(n, dims, o.base) : o.frequencies[static_cast<std::size_t>(n)];
   const call_type call{.x = x, .to = to, .o = o, .dims = dims, .frequency = frequency, .back = back,
-                       .accumulate = accumulate, .of_rests = many ? of_rests : nullptr};
-  if (many) call.prepare_rests();
+                       .accumulate = accumulate, .remainder_angles = many ? remainder_angles : nullptr};
+  if (many) call.prepare_remainders();
   call.run(exec);
 }
 

@@ -48,7 +48,7 @@ class shared_tasks {
     bool found = false;
     if (!(running_.fetch_add(2) & ended)) {
       if (worker < 0 || worker >= workers_ || begun_[static_cast<std::size_t>(worker)].exchange(true)) {
-        refused_ = worker, is_refused_ = true;
+        wrong_worker_ = worker, has_wrong_worker_ = true;
       } else if (std::this_thread::get_id() == caller_) {  // whose use of the matrix unit the call has
         found = claim(worker, only_one);
       } else {
@@ -71,8 +71,8 @@ class shared_tasks {
 
   /// After the end: throws if a pool of the caller's did not do what it was asked to.
   void check_pool() const {
-    const idx_t worker = refused_, run = next_;
-    if (is_refused_)
+    const idx_t worker = wrong_worker_, run = next_;
+    if (has_wrong_worker_)
       fail({"each of tasks 0 to ", workers_ - 1, " once; found ", worker,
             worker < 0 || worker >= workers_ ? "" : " twice"});
     if (run == 0 && tasks_ > 0) fail({"the tasks it is given; found none run"});
@@ -110,8 +110,8 @@ class shared_tasks {
   std::unique_ptr<std::atomic<bool>[]> begun_;
   std::atomic<idx_t> next_{0};
   std::atomic<int> running_{0};  // twice the workers at work, and `ended`
-  std::atomic<int> refused_{0};
-  std::atomic<bool> is_refused_{false}, failed_{false};
+  std::atomic<int> wrong_worker_{0};
+  std::atomic<bool> has_wrong_worker_{false}, failed_{false};
   std::exception_ptr error_;
 };
 
