@@ -96,7 +96,7 @@ template <viewable Q, viewable V, viewable O, class Options = lsh_options<elemen
 void lsh(const Q& q, const V& v, O&& out, Options&& options = {}, Score&& score = {}, execution_ref exec = {}) {
   const auto keys = detail::lsh_keys("lsh", q, v);
   auto call = detail::checked_call<lsh_options>("lsh", q, keys, v, out, options, score, exec);
-  detail::take_lsh_options(call.views, call, call.options);
+  detail::set_lsh_options(call.views, call, call.options);
   detail::run_lsh(call, call.options);
 }
 

@@ -43,7 +43,7 @@ void lsh_backward(const Q& q, const V& v, const O& out, const D& d_out,
   const auto keys = detail::lsh_keys("lsh_backward", q, v);
   auto call = detail::checked_backward_call<lsh_options>("lsh_backward", q, keys, v, out, d_out, gradients, options,
                                                          score, score_backward, exec);
-  detail::take_lsh_options(call.views, call.forward, call.options);
+  detail::set_lsh_options(call.views, call.forward, call.options);
   detail::run_lsh_backward(call, call.options);
 }
 

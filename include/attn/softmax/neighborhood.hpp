@@ -20,8 +20,6 @@
 //          Lk (D + Dv) numbers; 8 Lk indices.
 // Values   `out` is finite where that of full_softmax is.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
-//
-// score(s, batch, head, i, j) may replace the score s of tokens i and j, after every other term: full_softmax.hpp.
 #pragma once
 
 #include <attn/softmax/detail/neighborhood_run.hpp>

@@ -14,9 +14,6 @@
 //          the length; beside these what log_decay, relative_keys and position_queries need (full_softmax_options).
 // Result   A row that sees no key is 0 and its lse the sink, -infinity without one, as in rows of padding.
 // Throws   std::invalid_argument for shapes or options that do not fit, before anything is written.
-//
-// score(s, batch, head, i, j) may replace the score s of the query at position i and the key at position j, after every
-// other term; -infinity masks the key. How it is called: full_softmax.hpp.
 #pragma once
 
 #include <attn/softmax/detail/sliding_window_run.hpp>
@@ -66,7 +63,7 @@ struct sliding_window_options {
   skipped_tiles* skipped = nullptr;
 };
 
-/// Sliding-window attention; options, score and execution may each be left out. See the top of the file.
+/// Sliding-window attention; score as in full_softmax.hpp. See the top of the file.
 template <viewable Q, viewable K, viewable V, viewable O, class Options = sliding_window_options<element_of<const Q&>>,
           class Score = detail::no_score>
 void sliding_window(const Q& q, const K& k, const V& v, O&& out, Options&& options = {}, Score&& score = {},

@@ -62,9 +62,6 @@ struct lsh_chunks {
     return (std::min)(most_slots(), tokens_per_task() + (lookback + lookahead) * chunk);
   }
 
-  /// Row blocks of at most `most` rows are whole chunks where several fit, else equal parts of a chunk.
-  idx_t rows_per_unit(idx_t most) const { return std::max<idx_t>(1, most / chunk) * chunk; }
-
   /// Of a slot of round r: the round it belongs to, and its rank in the order of that round.
   std::pair<idx_t, idx_t> source(idx_t r, idx_t slot) const {
     const idx_t at = slot - before(), turn = floor_div(at, n), round = r + turn;
@@ -81,7 +78,6 @@ struct lsh_tables {
   idx_t* order = nullptr;  // [rounds][L]: tokens by (bucket, position)
 };
 
-/// One head of one batch item.
 template <class S>
 struct lsh_head {
   idx_t batch, head, length;
@@ -202,7 +198,6 @@ struct lsh_plan : row_plan {
     }
   }
 
-  /// Hashes and sorts.
   void prepare(idx_t first, idx_t, const for_each_step<item_scratch, thread_scratch>& for_each) const {
     for_each(idx_t(1), [&](idx_t x, const item_scratch& p, idx_t, const thread_scratch&) {
       const idx_t h = (x + first) % shape.heads;
@@ -236,8 +231,10 @@ struct lsh_plan : row_plan {
       const auto [from, at] = chunks.source(round, slot);
       s.token[slot - slot_range.begin] = order_of(h, from)[at];
     }
+    // Row blocks are whole chunks where several fit, else equal parts of a chunk.
     visit(query_set{.stage = round, .number = begin, .rows = {0, 1, order_of(h, round) + begin}, .count = end - begin,
-                    .unit = chunks.rows_per_unit(max_rows), .first = round == 0, .last = round + 1 == options.rounds});
+                    .unit = std::max<idx_t>(1, max_rows / chunks.chunk) * chunks.chunk, .first = round == 0,
+                    .last = round + 1 == options.rounds});
   }
   template <class Visit>
   void keys(const lsh_head<S>& h, const query_set& set, const thread_scratch& s, const Visit& visit) const {
@@ -296,7 +293,7 @@ struct lsh_plan : row_plan {
 
 /// The checks of the options that only lsh has, and the settings of a call.
 template <class S, class Score>
-void take_lsh_options(call_views& views, softmax_call<S, Score>& call, const lsh_options<S>& options) {
+void set_lsh_options(call_views& views, softmax_call<S, Score>& call, const lsh_options<S>& options) {
   const attention_shape& shape = call.shape;
   check_length_list(views, "lengths", options.lengths, shape.batch, shape.keys);
   check_rounds(views, options.rounds);

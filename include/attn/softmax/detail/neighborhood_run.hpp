@@ -105,13 +105,6 @@ struct neighborhood_plan : row_plan {
   tables lists{};
   idx_t strip_count = 0;
 
-  tables layout_tables(arena& memory, bool biased) const {
-    const idx_t n = shape.keys;
-    return {.tokens = memory.allocate<idx_t>(n), .queries = memory.allocate<idx_t>(n),
-            .seen = memory.allocate<seen_rows>(n), .strips = memory.allocate<strip>(strip_count),
-            .places = biased ? memory.allocate<idx_t>(n) : nullptr};
-  }
-
   template <class Visit>
   void for_each_cell(const Visit& visit) const {
     of_axes<idx_t> c{};
@@ -288,8 +281,13 @@ void with_grid(softmax_call<S, Score>& call, const grid_axes& grid, const Body& 
   });
   for (idx_t a = 0; a < 5; ++a) plan.axes[a].fill(grid[a]);
   plan.for_each_strip([&](auto&&...) { ++plan.strip_count; });
-  const auto tables =
-      call.exec.workspace([&](arena& memory) { return plan.layout_tables(memory, bool(call.terms.relative)); });
+  const auto tables = call.exec.workspace([&, n = call.shape.keys](arena& memory) {
+    return neighborhood_plan::tables{
+        .tokens = memory.allocate<idx_t>(n), .queries = memory.allocate<idx_t>(n),
+        .seen = memory.allocate<neighborhood_plan::seen_rows>(n),
+        .strips = memory.allocate<neighborhood_plan::strip>(plan.strip_count),
+        .places = call.terms.relative ? memory.allocate<idx_t>(n) : nullptr};
+  });
   plan.lists = *tables;
   plan.fill();
   call.terms.relative.places = plan.lists.places;

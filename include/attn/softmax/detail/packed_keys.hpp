@@ -62,17 +62,13 @@ struct packed_keys {
         prefetch_row(v, positions[n]);
       }
       pack_keys([&](idx_t n) { return k.row(positions[slot + n]); }, k.col_stride, slot, stop, unit);
-      pack_values(v, slot, stop);
+      pack_value_rows([&](idx_t n) { return v.row(positions[n]); }, v.col_stride, slot, stop);
     }
   }
   /// The keys of these slots are key_row(0), key_row(1), ... They fill whole units.
   template <class Row>
   void pack_keys(Row&& key_row, idx_t col_stride, idx_t begin, idx_t end, idx_t unit = wide) {
     pack_panels_across<T>(key_row, end - begin, dim, col_stride, keys + begin * operands<T>(dim), unit);
-  }
-  template <class Values>
-  void pack_values(const Values& v, idx_t begin, idx_t end) {
-    pack_value_rows([&](idx_t slot) { return v.row(positions[slot]); }, v.col_stride, begin, end);
   }
   /// The values of these slots are value_row(begin), value_row(begin + 1), ...
   template <class Row>

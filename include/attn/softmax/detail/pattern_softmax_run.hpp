@@ -48,7 +48,7 @@ struct pattern_plan : row_plan {
 
   /// Number of packed slots before those of the set. A contiguous set begins at a panel of its head, so that sums do
   /// not depend on where it is packed.
-  idx_t lead_of(const key_set& set) const {
+  idx_t offset_of(const key_set& set) const {
     return !set.contiguous() ? 0 : packed_once ? set.positions.first : set.positions.first % panel;
   }
 
@@ -98,13 +98,13 @@ struct pattern_plan : row_plan {
   template <class Visit>
   void keys(const pattern_shape& s, const query_set& set, const thread_scratch&, const Visit& visit) const {
     of(set.stage).keys(s, set.number, [&](const key_set& keys, const query_range& of_query) {
-      const idx_t lead = lead_of(keys);
+      const idx_t offset = offset_of(keys);
       seen_keys seen{.positions = keys.positions, .slot_count = keys.count, .in_place = in_place(keys)};
-      if (!seen.in_place) seen.positions.first -= lead, seen.slot_count += lead;
+      if (!seen.in_place) seen.positions.first -= offset, seen.slot_count += offset;
       if (!keys.self) seen.excluded.what = excluded_keys::kind::own;
       visit(seen, [&](idx_t row) {
         const key_range slot_range = keys.slots_of(s, set.rows[row] + s.first_position(), of_query);
-        return key_range{slot_range.begin + lead, slot_range.end + lead};
+        return key_range{slot_range.begin + offset, slot_range.end + offset};
       });
     });
   }

@@ -10,7 +10,6 @@
 #include <attn/core/detail/key_flags.hpp>
 #include <attn/core/detail/prefetch.hpp>
 #include <attn/softmax/detail/decay_sums.hpp>
-#include <attn/softmax/detail/dropped_weights.hpp>
 #include <attn/softmax/detail/online_softmax.hpp>
 #include <attn/softmax/detail/packed_keys.hpp>
 #include <attn/softmax/detail/position_queries.hpp>
@@ -22,6 +21,33 @@
 
 namespace attn { inline namespace ATTN_ISA {
 namespace detail {
+
+/// x[n] becomes 0 where the weight of the key at slot slot + n is dropped, else `factor` times what it is.
+template <class T>
+[[gnu::noinline]] void drop_weights(const dropout_row& row, T* x, idx_t count, const index_map& positions, idx_t slot,
+                                    T factor) {
+  idx_t n = 0;
+  if constexpr (width<T> > 1)
+    if (!positions.list) {
+      using words = typename lanes_of<std::uint32_t, width<T>>::type;
+      using flags = typename lanes_of<std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>, width<T>>::type;
+      using numbers = typename lanes_of<T, width<T>>::type;
+      words keys{};
+      for (int lane = 0; lane < width<T>; ++lane) keys[lane] = static_cast<std::uint32_t>(positions[slot + lane]);
+      const auto step = static_cast<std::uint32_t>(positions.step * width<T>);
+      for (; n + width<T> <= count; n += width<T>, keys += step) {
+        const flags kept = __builtin_convertvector(row.numbers(keys) >= row.least, flags);
+        numbers weights;
+        std::memcpy(&weights, x + n, sizeof weights);
+        weights = kept ? weights * factor : numbers{};
+        std::memcpy(x + n, &weights, sizeof weights);
+      }
+    }
+  for (; n < count; ++n) {
+    const bool kept = row.keeps(static_cast<std::uint32_t>(positions[slot + n]));
+    x[n] = kept ? x[n] * factor : T(0);
+  }
+}
 
 /// Stands for a score function where there is none.
 struct no_score {};
@@ -188,7 +214,7 @@ struct score_terms {
   /// buffer: the function then cannot read what is being written, and compilers vectorise it. Keys that the bias masks
   /// stay masked.
   template <class Key>
-  void ask_caller(T* s, idx_t count, idx_t i, Key key) const {
+  void apply_score(T* s, idx_t count, idx_t i, Key key) const {
     constexpr idx_t block = 64;
     const idx_t b = batch, h = head, position = i + query_shift;
     const bool biased = bias || relative;
@@ -225,9 +251,9 @@ struct score_terms {
       }
     if constexpr (scored) {
       if (positions.list)
-        ask_caller(s, count, i, [list = positions.list + slot](idx_t n) { return list[n]; });
+        apply_score(s, count, i, [list = positions.list + slot](idx_t n) { return list[n]; });
       else
-        ask_caller(s, count, i, [first = positions[slot], step = positions.step](idx_t n) { return first + step * n; });
+        apply_score(s, count, i, [map = positions.from(slot)](idx_t n) { return map.first + map.step * n; });
     }
     if constexpr (pointwise) return;
     if (scored || !(plain || relative) || (!relative && !row && slope == T(0))) scores_to_base_2(s, count);
@@ -299,8 +325,7 @@ template <class S>
 void check_softmax_numbers(call_views& views, const attention_shape& s, const softmax_parameters<S>& given) {
   using T = compute_type<S>;
   check_scale(views, given.scale);
-  if (given.softcap &&
-      !(*given.softcap > 0 && std::isfinite(*given.softcap) && std::isfinite(T(1) / *given.softcap)))
+  if (given.softcap && !(*given.softcap > 0 && std::isfinite(*given.softcap) && std::isfinite(T(1) / *given.softcap)))
     views.fail("a finite softcap > 0 whose inverse is finite", *given.softcap);
   const auto check_list = [&](const char* what, const char* numbers, std::span<const T> list, T least) {
     if (list.empty()) return;

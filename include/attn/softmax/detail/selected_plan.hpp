@@ -72,26 +72,26 @@ struct selected_plan : Names {
     const idx_t segment = segment_size(h.queries), first = task * segment,
                 count = (std::min)(segment, h.queries - first);
     if (count <= 0) return;
-    const idx_t blind = 4 * all + 3;
+    const idx_t no_key = 4 * all + 3;
     const auto kind = [](idx_t n, idx_t of_row) { return idx_t(n == 0) + 2 * idx_t(n + 1 == of_row); };
     this->begin(s.names);
-    std::fill_n(s.begin, blind + 2, idx_t(0));
+    std::fill_n(s.begin, no_key + 2, idx_t(0));
     for (idx_t r = 0; r < count; ++r) {
       idx_t* const list = s.of_row + r * most;
       const idx_t end = ceil_div(this->end_of(h, first + r), block);
       const idx_t named = s.counts[r] = this->named_by(h, first + r, end, s.names, list);
       for (idx_t n = 0; n < named; ++n) ++s.begin[4 * list[n] + kind(n, named) + 1];
-      if (named == 0) ++s.begin[blind + 1];
+      if (named == 0) ++s.begin[no_key + 1];
     }
-    for (idx_t x = 0; x <= blind; ++x) s.begin[x + 1] += s.begin[x];
+    for (idx_t x = 0; x <= no_key; ++x) s.begin[x + 1] += s.begin[x];
     for (idx_t r = 0; r < count; ++r) {
       const idx_t named = s.counts[r], *const list = s.of_row + r * most;
       for (idx_t n = 0; n < named; ++n) s.order[s.begin[4 * list[n] + kind(n, named)]++] = first + r;
-      if (named == 0) s.order[s.begin[blind]++] = first + r;
+      if (named == 0) s.order[s.begin[no_key]++] = first + r;
     }
-    for (idx_t x = 0, from = 0; x <= blind; from = s.begin[x++])  // begin[x] has become the end of x
+    for (idx_t x = 0, from = 0; x <= no_key; from = s.begin[x++])  // begin[x] has become the end of x
       if (from < s.begin[x])
-        visit(query_set{.number = x == blind ? -1 : x / 4, .rows = {0, 1, s.order + from}, .count = s.begin[x] - from,
+        visit(query_set{.number = x == no_key ? -1 : x / 4, .rows = {0, 1, s.order + from}, .count = s.begin[x] - from,
                         .first = x % 2 == 1, .last = x % 4 >= 2});
   }
   /// Keys that a query set packs begin at a panel of all keys, so that sums do not depend on where they are packed.

@@ -50,8 +50,7 @@ struct selected_rows : stream_plan<S, Score, C> {
   template <class Take>
   void rows(idx_t b, idx_t h, idx_t i, const scratch& s, const Take& take) const {
     const std::span<const idx_t> list = list_of(b, h, i, s);
-    const cache_rows<const C> k = in.key_rows(b, h / shape.group()),
-                              v = in.value_rows(b, h / shape.group());
+    const cache_rows<const C> k = in.key_rows(b, h / shape.group()), v = in.value_rows(b, h / shape.group());
     const auto k_rows = s.keys.of(k, list);
     const auto v_rows = s.values.of(v, list, k, k_rows);
     for (idx_t from = 0, keys = std::ssize(list); from < keys; from += stream_chunk)

@@ -68,7 +68,6 @@ struct class_rows {
   idx_t entry(idx_t row) const { return (row + shift - r) / d; }
 };
 
-/// Scratch of one chunk.
 template <class P>
 struct window_scratch {
   row_block<P> block;

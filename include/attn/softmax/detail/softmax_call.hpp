@@ -148,15 +148,13 @@ struct softmax_call : softmax_inputs<S, C> {
     }
     if (memory.by_position) {
       terms.by_position = memory.by_position;
-      exec.for_each(memory.by_position.count,
-                    [&](idx_t n, int) { memory.by_position.pack(n, terms.query_factor()); });
+      exec.for_each(memory.by_position.count, [&](idx_t n, int) { memory.by_position.pack(n, terms.query_factor()); });
     }
   }
   void prepare_terms(const term_memory& memory) {
     prepare_terms(memory, [&](idx_t b) { return this->lengths.keys(b); });
   }
 
-  /// The terms of a head.
   score_terms<T, Score> terms_for(idx_t b, idx_t h) const {
     score_terms<T, Score> one = terms.for_head(b, h, this->shift(b));
     one.skip = terms.skip.of_item(this->lengths.keys(b));

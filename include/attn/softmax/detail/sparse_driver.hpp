@@ -149,7 +149,6 @@ struct sparse_driver {
     });
   }
 
-  /// A wave of items.
   void attend_wave(const wave<item_scratch>& items) const {
     const idx_t all = together();
     if (plan.shared())

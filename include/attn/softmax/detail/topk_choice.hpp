@@ -84,10 +84,8 @@ struct block_chooser {
 
   static block_chooser layout(arena& memory, idx_t dim, idx_t rounds) {
     return {.queries = memory.allocate<T>(tile_rows * row_chunk_operands<T>(dim)),
-            .products = memory.allocate<T>(tile_rows * score_stride),
-            .best = memory.allocate<T>(tile_rows * rounds),
-            .chosen = memory.allocate<idx_t>(tile_rows * rounds),
-            .rounds = rounds};
+            .products = memory.allocate<T>(tile_rows * score_stride), .best = memory.allocate<T>(tile_rows * rounds),
+            .chosen = memory.allocate<idx_t>(tile_rows * rounds), .rounds = rounds};
   }
 
   /// For rows [first, first + count) of q, the first at `position`: their blocks, ascending, in chosen[row][r],

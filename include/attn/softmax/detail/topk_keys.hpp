@@ -203,7 +203,6 @@ std::pair<T, idx_t> kth_largest(const T* from, idx_t count, idx_t k, T* to, T* s
   }
 }
 
-/// Keys with their scores.
 template <class T>
 struct scored_keys {
   T* scores = nullptr;
