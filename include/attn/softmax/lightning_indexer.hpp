@@ -41,16 +41,11 @@ template <class S>
 struct lightning_indexer_options {
   using real = compute_type<S>;
 
-  /// Factor of q.k; 1 / sqrt(DI) unless given.
+  /// As in full_softmax_options; scale is 1 / sqrt(DI) unless given.
   std::optional<real> scale{};
-  /// A query sees no key after its own position.
   bool causal = false;
-  /// True lengths, one per batch item: for queries and keys alike, or separately.
   list_view<idx_t> lengths{}, query_lengths{}, key_lengths{};
-  /// Position of the first query, for all batch items or for each; Lk - Lq (true lengths) unless given.
   first_positions first_position{};
-  /// Tokens that a key stands for, >= 1: key s is seen from position (s + 1) span - 1 on. More than 1 only with causal
-  /// and first_position.
   idx_t span = 1;
   /// Entries of a list, >= 1, and the keys that each names, >= 1.
   idx_t topk = 2048, block = 1;

@@ -108,13 +108,13 @@ struct block_list_maker {
     if (share < T(1)) {
       T wanted = 0;
       for (idx_t n = 0; n < all; ++n) wanted += scores[n];
-      best = reaching(best, forced, share * wanted);
+      best = fewest_with_share(best, forced, share * wanted);
     }
     for (idx_t i = begin; i < end; ++i) in.store(b, list, i, best);
   }
 
  private:
-  scored_keys<T> reaching(const scored_keys<T>& from, const forced_names& forced, T wanted) const {
+  scored_keys<T> fewest_with_share(const scored_keys<T>& from, const forced_names& forced, T wanted) const {
     for (idx_t n = 0; n < from.count; ++n) by_score[n] = from[n];
     candidate<T>* const end = by_score + from.count;
     candidate<T>* const best = std::partition(by_score, end, [&](const auto& x) { return forced.has(x.key()); });

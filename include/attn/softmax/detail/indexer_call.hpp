@@ -96,8 +96,7 @@ struct indexer_call {
 /// What whole calls, steps and backward passes share, checked; the views that are written follow.
 template <class S, class Options>
 indexer_call<S> indexer_inputs(call_views& views, const tensor_view<const S>& q, const tensor_view<const S>& k,
-                               const Options& options, const indexer_positions& seen,
-                               execution& exec) {
+                               const Options& options, const indexer_positions& seen, execution& exec) {
   views.read("q", q), views.read("k", k);
   const attention_shape s{.batch = q.extent(0), .heads = q.extent(1), .kv_heads = 1, .queries = q.extent(2),
                           .keys = k.extent(2), .dim = q.extent(3), .dim_v = 0};

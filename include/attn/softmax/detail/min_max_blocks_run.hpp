@@ -87,8 +87,7 @@ struct min_max_driver {
             .queries = memory.allocate<T>(row_chunk_operands<T>(depth) * tile_rows),
             .scores = memory.allocate<T>(tile_rows * score_stride),
             .sums = memory.allocate<T>(tile_rows * score_stride),
-            .named = scored_keys<T>::layout(memory, in.topk),
-            .names = layout_lists<T>(memory, in, tile_rows)};
+            .named = scored_keys<T>::layout(memory, in.topk), .names = layout_lists<T>(memory, in, tile_rows)};
   }
 
   /// max(q, 0) and min(q, 0), beside one another.

@@ -24,14 +24,12 @@ struct vertical_slash_driver {
   struct sums {
     packed_keys<T> keys;
     T *vertical, *slash;  // [keys], [keys + last]: the first diagonal is that of nearest()
-    T *of_block, *apart;  // [names], [distances]
+    T *of_block, *by_distance;  // [names], [distances]
   };
   sums layout_sums(arena& memory) const {
     return {.keys = packed_keys<T>::layout(memory, shape.keys, shape.dim, 0),
-            .vertical = memory.allocate<T>(shape.keys),
-            .slash = memory.allocate<T>(shape.keys + last),
-            .of_block = memory.allocate<T>(in.names()),
-            .apart = memory.allocate<T>(distances)};
+            .vertical = memory.allocate<T>(shape.keys), .slash = memory.allocate<T>(shape.keys + last),
+            .of_block = memory.allocate<T>(in.names()), .by_distance = memory.allocate<T>(distances)};
   }
   struct scratch {
     T *queries, *scores;  // [dim][tile_rows], [tile_rows][keys, padded]
@@ -88,10 +86,10 @@ struct vertical_slash_driver {
       for (idx_t n = (std::max)(apart - in.block + 1 - from, idx_t(0));
            n < (std::min)(apart + in.block - from, diagonals); ++n)
         sum += to.slash[n] * (static_cast<T>(in.block - std::abs(n + from - apart)) / static_cast<T>(in.block));
-      to.apart[x] = sum;
+      to.by_distance[x] = sum;
     }
   }
-  /// Blocks that any diagonal is apart, at least: apart[x] is of first_block() + x.
+  /// Blocks that any diagonal is apart, at least: by_distance[x] is of first_block() + x.
   idx_t first_block(idx_t b) const { return std::max<idx_t>(0, floor_div(nearest(b), in.block)); }
 
   void run() const {
@@ -124,7 +122,7 @@ struct vertical_slash_driver {
         for (idx_t n = step * together; n < (std::min)((step + 1) * together, count); ++n) {
           for (idx_t c = 0; c < in.names(); ++c) {
             const idx_t x = first + n - c - first_block(b);
-            s.scores[c] = to.of_block[c] + (x >= 0 && x < distances ? to.apart[x] : T(0));
+            s.scores[c] = to.of_block[c] + (x >= 0 && x < distances ? to.by_distance[x] : T(0));
           }
           s.make.store(b, list, first + n, s.scores, T(1));
         }
