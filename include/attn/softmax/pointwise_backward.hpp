@@ -52,8 +52,8 @@ void pointwise_backward(const Q& q, const K& k, const V& v, const D& d_out,
   auto weights = detail::differentiable_function_of<S>(given, f, f_derivative);
   execution_ref threads(detail::execution_of(exec, options, f, f_derivative));
   detail::no_score_backward none;
-  const auto queries = as_view(q);
-  const tensor_view<const S> out(nullptr, {queries.extent(0), queries.extent(1), queries.extent(2), as_view(v).extent(3)});
+  const auto x = as_view(q);
+  const tensor_view<const S> out(nullptr, {x.extent(0), x.extent(1), x.extent(2), as_view(v).extent(3)});  // a shape
   auto call = detail::checked_backward_call<pointwise_options>("pointwise_backward", q, k, v, out, d_out, gradients,
                                                                given, weights, none, threads);
   detail::check_pointwise(call);

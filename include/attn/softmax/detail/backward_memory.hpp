@@ -91,8 +91,7 @@ void tile_of_panels(const T* panels, idx_t first, idx_t rows, idx_t dim, T facto
   constexpr idx_t wide = panel_width<T>;
   for (idx_t col = 0; col < dim; col += wide)
     pack_rows<T>([&](idx_t i) { return panels + col * max_rows + (first + i) * wide; }, rows,
-                 (std::min)(wide, dim - col),
-                 1, factor, tile + col * tile_rows);
+                 (std::min)(wide, dim - col), 1, factor, tile + col * tile_rows);
 }
 
 /// Keys and values of one head packed for the products of the backward pass, and the sums of the gradients that are
@@ -159,7 +158,7 @@ struct backward_keys {
   }
 
   /// The sums become those of others, from their slot `slot` on.
-  void take_sums(const backward_keys& of, idx_t slot) {
+  void use_sums(const backward_keys& of, idx_t slot) {
     const auto from = [slot](T* sums, idx_t size) { return sums ? sums + slot * size : nullptr; };
     d_keys = from(of.d_keys, stride(keys.dim)), d_values = from(of.d_values, stride(values.dim));
     key_errors = from(of.key_errors, stride(keys.dim)), value_errors = from(of.value_errors, stride(values.dim));
@@ -186,7 +185,6 @@ struct backward_keys {
 /// much of small ones.
 constexpr bool many_queries(idx_t queries) { return queries > 32768; }
 
-/// Scratch of one worker.
 template <class P>
 struct backward_scratch {
   using T = sum_type<P>;

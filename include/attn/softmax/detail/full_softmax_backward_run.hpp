@@ -94,8 +94,7 @@ struct full_softmax_backward_driver {
         const auto rows_of = [&](T* x) { return x ? x + i0 * dq_stride() : nullptr; };
         back.by_distance = in.distance_sums(table, rows_of(dq), rows_of(d_relative), dq_stride());
         backward_block(s.rows.from(i0), count, ranges, {i0, 1, nullptr}, s.keys, from,
-                       (std::min)(from + backward_key_block, end), head_terms, scratch,
-                       rows_of(dq), dq_stride(), back);
+                       (std::min)(from + backward_key_block, end), head_terms, scratch, rows_of(dq), dq_stride(), back);
       }
     s.slopes[part] = back.d_slope();
   }

@@ -19,9 +19,9 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   using typename base::T, typename base::P, typename base::key_sums, typename base::partial;
   using typename base::part_of_class, typename base::part_scratch;
   using base::in, base::options, base::gradients, base::shape, base::left, base::right, base::globals, base::dilation;
-  using base::first_of, base::own, base::alike, base::parts, base::parts_of_class, base::parts_of_keys, base::steps;
-  using base::global_count, base::slot_count, base::decay_entries, base::query_stride, base::value_stride;
-  using base::layout, base::layout_part;
+  using base::first_of, base::own, base::one_dilation, base::parts, base::parts_of_class, base::parts_of_keys;
+  using base::steps, base::global_count, base::slot_count, base::decay_entries, base::query_stride;
+  using base::value_stride, base::layout, base::layout_part;
 
   /// Packs the keys of a part and their neighbours, without the global ones, which are packed separately. Returns their
   /// number.
@@ -33,7 +33,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
       s.global_keys.pack(key, value, 0, p.globals.before(in.lengths().keys(p.b)));
     }
     const idx_t count = p.keys_to_pack(s.keys.keys.positions);
-    s.keys.take_sums(p.sums, 0);
+    s.keys.use_sums(p.sums, 0);
     s.keys.pack(key, value, 0, count);
     if (own())
       s.own_keys.pack(head_of(options.k_global, p.b, p.kv), head_of(options.v_global, p.b, p.kv), 0, p.k1 - p.k0);
@@ -49,7 +49,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   }
 
   /// Queries [begin, end) of the part's class and head h.
-  void take_queries(const part_of_class& p, const part_scratch& s, idx_t h, idx_t begin, idx_t end) const {
+  void differentiate_queries(const part_of_class& p, const part_scratch& s, idx_t h, idx_t begin, idx_t end) const {
     const partial& sums = p.others;
     const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
@@ -92,14 +92,15 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   }
 
   /// Rows of global queries of head h with the part's own keys, and with the global ones where `first`.
-  void take_global_queries(const part_of_class& p, const part_scratch& s, idx_t h, bool first) const {
+  void differentiate_global_queries(const part_of_class& p, const part_scratch& s, idx_t h, bool first) const {
     const partial& part = p.others;
     const idx_t in_group = h - p.kv * shape.group();
     T* const sums = part.queries + in_group * global_count() * query_stride();
     const auto head_terms = in.forward.terms_for(p.b, h);
     auto back = in.back(head_terms);
     back.relative = in.relative_list(part.relative, in_group);
-    decay_gradients decay = p.owned(in.decay_list(in.sums_of(p.b * shape.heads + h)));
+    decay_gradients decay = in.decay_list(in.sums_of(p.b * shape.heads + h));
+    decay.first = p.r + p.d * p.k0, decay.end = p.r + p.d * p.k1;  // the keys that the part owns
     if (decay) decay.queries = part.decay + in_group * decay_entries(), decay.listed = p.globals.positions;
     key_range ranges[max_rows];
     const idx_t all = in.lengths().keys(p.b);
@@ -116,7 +117,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
       in.pack_rows(s.rows, p.b, h, head_of(own() ? options.q_global : in.q, p.b, h), which, rows);
       for (T* x : {dq, d_relative})
         if (x) std::fill_n(x, max_rows * query_stride(), T(0));
-      const auto take = [&](const backward_keys<P>& set, const decay_gradients& sums_of_set, const auto& range_of) {
+      const auto add_set = [&](const backward_keys<P>& set, const decay_gradients& sums_of_set, const auto& range_of) {
         back.decay = sums_of_set;
         for (idx_t row = 0; row < rows; ++row)
           ranges[row] = range_of(in.forward.causal ? (std::min)(all, which[row] + p.shift + 1) : all);
@@ -124,12 +125,12 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
       };
       const auto entries_before = [&](idx_t end) { return std::clamp(ceil_div(end - p.r, p.d), p.k0, p.k1); };
       if (own())
-        take(s.own_keys, decay, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
+        add_set(s.own_keys, decay, [&](idx_t end) { return key_range{0, entries_before(end) - p.k0}; });
       else
-        take(s.keys, decay, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
+        add_set(s.keys, decay, [&](idx_t end) { return key_range{p.slot(p.k0), p.slot(entries_before(end))}; });
       if (first && !own())
-        take(s.global_keys, decay ? of_globals(decay, part, in_group) : decay,
-             [&](idx_t end) { return key_range{0, p.globals.before(end)}; });
+        add_set(s.global_keys, decay ? of_globals(decay, part, in_group) : decay,
+                [&](idx_t end) { return key_range{0, p.globals.before(end)}; });
       for (idx_t row = 0; dq && row < rows; ++row)
         for (idx_t d = 0; d < shape.dim; ++d) sums[(g + row) * query_stride() + d] += dq[row * query_stride() + d];
       T* const of_relative = part.relative_queries + (in_group * global_count() + g) * query_stride();
@@ -141,7 +142,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   /// Part `number` of class r of the query heads [h, h_end), with its sums. store_projected(row, sums of dK, sums of
   /// dV) is called for its keys of k_global.
   template <class Store>
-  void take_part(part_of_class& p, const part_scratch& s, idx_t h, idx_t h_end, idx_t r, idx_t number,
+  void differentiate_part(part_of_class& p, const part_scratch& s, idx_t h, idx_t h_end, idx_t r, idx_t number,
                  const Store& store_projected) const {
     p.d = dilation(h), p.r = r, p.h = h, p.h_end = h_end, p.number = number;
     const idx_t n = in.lengths().keys(p.b), keys = std::max<idx_t>(0, ceil_div(n - p.r, p.d));
@@ -160,8 +161,8 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     const idx_t q_first = first_of(p.shift, p.r, p.d);
     const idx_t q1 = p.last ? end : (std::min)(p.k1, end);  // the last part also has the queries beyond the keys
     for (idx_t x = p.h; x < p.h_end; ++x) {
-      take_queries(p, s, x, number > 0 ? (std::max)(q_first, p.k0) : q_first, q1);
-      if (p.listed()) take_global_queries(p, s, x, p.r == 0 && number == 0);
+      differentiate_queries(p, s, x, number > 0 ? (std::max)(q_first, p.k0) : q_first, q1);
+      if (p.listed()) differentiate_global_queries(p, s, x, p.r == 0 && number == 0);
     }
     p.sums.settle(0, count);
     for (idx_t t = p.k0; own() && t < p.k1; ++t)
@@ -212,16 +213,17 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
   }
 
   /// Task `step` of a key head: one part of all its query heads, or all parts of one query head after the other.
-  void take(part_of_class& p, idx_t key_head, idx_t step, int worker) const {
+  void differentiate_task(part_of_class& p, idx_t key_head, idx_t step, int worker) const {
     const idx_t b = p.b = key_head / shape.kv_heads, kv = p.kv = key_head % shape.kv_heads, group = shape.group(),
                 h0 = kv * group;
     p.shift = in.forward.shift(b), p.globals = globals(b), p.stored = true;
     p.others.clear();
     if (step >= steps(kv)) return;
-    const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory, !alike(kv)); });
-    if (alike(kv)) {
+    const bool alone = !one_dilation(kv);
+    const part_scratch s = in.forward.exec.scratch(worker, [&](arena& memory) { return layout(memory, alone); });
+    if (!alone) {
       const idx_t each = parts_of_class(h0);
-      return take_part(
+      return differentiate_part(
           p, s, h0, h0 + group, step / each, step % each,
           [&](idx_t row, const T* d_key, const T* d_value) { store_key(true, b, kv, row, d_key, d_value); });
     }
@@ -236,7 +238,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     };
     for (idx_t h = h0; h < h0 + group; ++h)
       for (idx_t n = 0, each = parts_of_class(h); n < parts(h); ++n) {
-        take_part(
+        differentiate_part(
             p, s, h, h + 1, n / each, n % each,
             [&](idx_t row, const T* d_key, const T* d_value) { add_to(s.projected, row, d_key, d_value); });
         if (std::exchange(p.stored, true)) continue;
@@ -306,7 +308,7 @@ struct sliding_window_backward_driver : window_parts<S, Score, ScoreBackward> {
     for (idx_t first = 0; first < all; first += size) {
       const idx_t count = (std::min)(size, all - first), head = first / most_steps, step = first % most_steps;
       exec.for_each(count, [&](idx_t n, int worker) {
-        take(wave[n + 1], (first + n) / most_steps, (first + n) % most_steps, worker);
+        differentiate_task(wave[n + 1], (first + n) / most_steps, (first + n) % most_steps, worker);
       });
       exec.for_each(count + ceil_div(step + count, most_steps), [&](idx_t task, int) {
         if (task < count) return store_keys(wave[task], wave[task + 1]);
@@ -336,8 +338,7 @@ void run_sliding_window_backward(softmax_backward_call<S, Score, ScoreBackward>&
     const idx_t most = (std::max)(driver.left, driver.right);
     if (most <= call.furthest / widest) call.furthest = most * widest;
   }
-  const auto lists =
-      call.forward.exec.workspace([&](arena& memory) { return global_lists::layout(memory, options); });
+  const auto lists = call.forward.exec.workspace([&](arena& memory) { return global_lists::layout(memory, options); });
   driver.globals = lists->set(options);
   const double seen =
       static_cast<double>((std::min)(driver.left + driver.right + 1 + 2 * driver.globals.most, call.shape.keys));

@@ -181,8 +181,8 @@ struct softmax_backward_call {
         store_gradient(d_relative_bias(h, e), static_cast<T>(sum), accumulate);
       }
   }
-  /// A table by distance, summed over batch items, and over heads where one serves all; its sums are from number `first`
-  /// of a head's on.
+  /// A table by distance, summed over batch items, and over heads where one serves all; its sums are from number
+  /// `first` of a head's on.
   template <class Table>
   void store_table(const tensor_view<T, 3>& to, const Table& of, idx_t first) const {
     forward.exec.for_each(to.extent(1), [&](idx_t entry, int) {
@@ -191,9 +191,9 @@ struct softmax_backward_call {
         for (idx_t d = 0; d < shape.dim; ++d) {
           double sum = 0;
           for (idx_t n = h; n < shape.batch * shape.heads; n += tables) {
-            const key_range range = of.slots_of_entry(of.head(n % shape.heads), entry);
+            const key_range at = of.slots_of_entry(of.head(n % shape.heads), entry);
             const T* const sums = table_sums + n * size + first;
-            for (idx_t slot = range.begin; slot < range.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
+            for (idx_t slot = at.begin; slot < at.end; ++slot) sum += static_cast<double>(sums[slot * stride + d]);
           }
           store_gradient(to(h, entry, d), static_cast<T>(sum) * terms().scale, accumulate);
         }
@@ -357,18 +357,18 @@ void check_backward_call(softmax_backward_call<S, Score, ScoreBackward, G>& call
   }
   check_softmax_numbers(views, s, given);
   check_key_options(views, s, given);
-  const auto take = [&](const char* name, const auto& gradient, const memory_layout& of) {
+  const auto name_gradient = [&](const char* name, const auto& gradient, const memory_layout& of) {
     if (gradient) views.gradient(name, gradient, of);
   };
-  take("q", call.dq, call.q), take("k", call.dk, call.k), take("v", call.dv, call.v);
-  take("bias", call.d_bias, *given.bias);
-  take("relative_bias", call.d_relative_bias, *given.relative_bias);
-  take("relative_keys", call.d_relative_keys, *given.relative_keys);
-  take("relative_queries", call.d_relative_queries, *given.relative_queries);
-  take("position_queries", call.d_position_queries, *given.position_queries);
-  take("log_decay", call.d_log_decay, *given.log_decay);
-  take("alibi_slopes", call.d_slopes, list_layout(given.alibi_slopes));
-  take("sinks", call.d_sinks, list_layout(given.sinks));
+  name_gradient("q", call.dq, call.q), name_gradient("k", call.dk, call.k), name_gradient("v", call.dv, call.v);
+  name_gradient("bias", call.d_bias, *given.bias);
+  name_gradient("relative_bias", call.d_relative_bias, *given.relative_bias);
+  name_gradient("relative_keys", call.d_relative_keys, *given.relative_keys);
+  name_gradient("relative_queries", call.d_relative_queries, *given.relative_queries);
+  name_gradient("position_queries", call.d_position_queries, *given.position_queries);
+  name_gradient("log_decay", call.d_log_decay, *given.log_decay);
+  name_gradient("alibi_slopes", call.d_slopes, list_layout(given.alibi_slopes));
+  name_gradient("sinks", call.d_sinks, list_layout(given.sinks));
   auto& forward = call.forward;
   static_cast<attention_views<S>&>(forward) = {
       call.q, call.k, call.v.slice(3, 0, 0), {nullptr, {s.batch, s.heads, s.queries, 0}}};

@@ -109,9 +109,9 @@ struct sparse_backward {
     for_each_key_set(plan, h, set, s.plan, shared, s.keys, [&](backward_keys<P> keys, const seen_keys& given,
                                                                const auto& seen) {
       if (!given.contiguous())
-        keys.take_sums(s.keys, std::exchange(summed, summed + round_up(given.slot_count, panel_width<T>)));
+        keys.use_sums(s.keys, std::exchange(summed, summed + round_up(given.slot_count, panel_width<T>)));
       else if (!given.in_place)
-        keys.take_sums(shared, given.positions.first);
+        keys.use_sums(shared, given.positions.first);
       visit(keys, given, seen);
     });
   }
@@ -210,7 +210,7 @@ struct sparse_backward {
     const idx_t part = plan.parts() > 1 && !plan.disjoint(stage) ? task : 0;
     const bool of_rows = side == 0, of_values = side == sides - 1, of_keys = sides < 3 ? of_rows : side == 1;
     task_keys of{p.keys, p.begun + (part + side * plan.parts()) * slot_count()};
-    of.keys.take_sums(p.keys, part * slot_count());
+    of.keys.use_sums(p.keys, part * slot_count());
     auto terms = in.forward.terms_for(h.batch, h.head);
     auto back = in.back(terms);
     if (of_rows) back.relative = in.relative_list(p.relative, task);
@@ -260,7 +260,6 @@ struct sparse_backward {
     p.keys.store(in.dk, in.dv, b, key_head % shape.kv_heads, begin, end, keys, in.terms().scale, in.accumulate);
   }
 
-  /// A wave of key heads.
   void differentiate_wave(const wave<item_scratch>& key_heads) const {
     const idx_t group = shape.group();
     if (plan.shared())

@@ -40,12 +40,6 @@ struct window_part : class_rows {
   backward_keys<P> sums{};                            // of all keys that it sees, by slot
   double* decay = nullptr;                            // [group][slots]: sums of the gradients of scores by key
   window_partial<T> others{};
-
-  /// Adds the keys of the class that the part owns.
-  decay_gradients owned(decay_gradients of) const {
-    of.first = r + d * k0, of.end = r + d * k1;
-    return of;
-  }
 };
 
 /// A call with what only sliding_window has, and its division into parts.
@@ -82,14 +76,14 @@ struct window_parts : window_sets {
   idx_t parts(idx_t h) const { return dilation(h) * parts_of_class(h); }
   /// Whether all query heads of a key head have one dilation. Then a part handles them together; else the whole key
   /// head is one task.
-  bool alike(idx_t kv) const {
+  bool one_dilation(idx_t kv) const {
     bool all = true;
     for (idx_t h = kv * shape.group(); h < (kv + 1) * shape.group(); ++h)
       all &= dilation(h) == dilation(kv * shape.group());
     return all;
   }
   /// Number of tasks of a key head.
-  idx_t steps(idx_t kv) const { return alike(kv) ? parts(kv * shape.group()) : 1; }
+  idx_t steps(idx_t kv) const { return one_dilation(kv) ? parts(kv * shape.group()) : 1; }
 
   using partial = window_partial<T>;
   using part_of_class = window_part<P>;
@@ -114,7 +108,6 @@ struct window_parts : window_sets {
     return p;
   }
 
-  /// Scratch of one thread.
   struct part_scratch {
     backward_scratch<P> block;
     backward_rows<P> rows;
@@ -137,11 +130,9 @@ struct window_parts : window_sets {
             .rows = backward_rows<P>::layout(memory, max_rows, shape.dim, shape.dim_v, bool(in.terms().by_distance)),
             .dq = memory.allocate<T>(max_rows * query_stride()),
             .d_relative = memory.allocate<T>(in.d_relative_queries ? max_rows * query_stride() : 0),
-            .keys = keys(slot_count(), false, false),
-            .global_keys = keys(global_count(), true, true),
+            .keys = keys(slot_count(), false, false), .global_keys = keys(global_count(), true, true),
             .own_keys = keys(own() ? most_keys() : 0, bool(gradients.k_global), bool(gradients.v_global)),
-            .ordinary = all_keys(sums),
-            .projected = all_keys(sums && own())};
+            .ordinary = all_keys(sums), .projected = all_keys(sums && own())};
   }
 };
 
