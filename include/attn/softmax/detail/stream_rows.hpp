@@ -88,16 +88,16 @@ struct stream_row {
 };
 
 /// scores[r][j] = factor q_r . k_j for R rows, with arbitrary values in the scores just beyond the last key: width<T>
-/// sums at a time, each along a register, then all added across at once. Some keys at a time share the queries; of one
-/// or two queries four packets of a key are read before those of the next one, nearly in order: processors fetch by
-/// themselves only what is (one query, D 64 and 128: 0.9 and 0.8 of the time of one key at a time).
+/// sums at a time, each along a register, then all added across at once. Some keys at a time share the queries, but one
+/// or two queries read one key after another: processors fetch by themselves only what is read in order (one query,
+/// D 128, four packets each of four keys in turn: 0.8 of the time from a cache, 1.14 from memory).
 template <class P, int R, class Rows, class Prefetcher>
 void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, sum_type<P>* scores,
                 const Prefetcher& prefetcher) {
   using T = sum_type<P>;
   Prefetcher values = prefetcher;  // by its members: an argument would be copied in larger parts than it was written
   constexpr int places = static_cast<int>(std::bit_ceil(unsigned(R))), keys = width<T> / places;
-  constexpr int few = (std::min)(keys, R == 2 || R > 4 ? 2 : 4), at_once = R > 2 ? 1 : 4;
+  constexpr int few = (std::min)(keys, R > 4 ? 2 : R > 2 ? 4 : 1);
   constexpr bool in_order = !fetches_listed_rows<Prefetcher>;
   constexpr idx_t step = numbers_of<P> * width<T>;
   // The last packet, where it is not whole, without the numbers that the one before has too.
@@ -117,7 +117,7 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
   const packet<P>* const last_of = R == 4 || R == 6 ? left_in_memory(last) : last;
   for (idx_t j = 0; j < k.rows; j += keys) {
     packet<T> sums[width<T>];
-    const int some_keys = R <= 2 ? static_cast<int>(std::min<idx_t>(keys, round_up(k.rows - j, few))) : keys;
+    const int some_keys = few == 1 ? static_cast<int>(std::min<idx_t>(keys, k.rows - j)) : keys;
     for (int first = 0; first < some_keys; first += few) {
       packet<T> some[array_size<R>][array_size<few>];
       unroll<R>([&](auto r) { unroll<few>([&](auto n) { some[r][n] = zero<T>(); }); });
@@ -133,25 +133,19 @@ void row_scores(const P* q, idx_t q_stride, sum_type<P> factor, const Rows& k, s
       };
       [[maybe_unused]] const char* lines = nullptr;
       if constexpr (in_order) lines = values.next(few * row_bytes, row[0]);
-      const auto columns = [&](idx_t d, auto packets) __attribute__((always_inline)) {
-        constexpr int N = packets.value;
-        packet<P> query[array_size<R>][array_size<N>];
-        unroll<R * N>([&](auto n) {
-          query[n / N][n % N] = load<P>(q + n / N * q_stride + (d + n % N * step) / numbers_of<P>);
-          query[n / N][n % N] = loaded_once(query[n / N][n % N]);
+      for (idx_t d = 0; d < whole; d += step) {
+        if constexpr (in_order)
+          for (int n = 0; n < few; ++n) __builtin_prefetch(lines + n * row_bytes + d * idx_t(sizeof *row[0]), 0, 2);
+        packet<P> query[array_size<R>];
+        unroll<R>([&](auto r) {
+          query[r] = load<P>(q + r * q_stride + d / numbers_of<P>);
+          if constexpr (few > 1) query[r] = loaded_once(query[r]);
         });
-        unroll<few>([&](auto n) __attribute__((always_inline)) {
-          unroll<N>([&](auto i) __attribute__((always_inline)) {
-            const idx_t at = d + i * step;
-            if constexpr (in_order) __builtin_prefetch(lines + n * row_bytes + at * idx_t(sizeof *row[0]), 0, 2);
-            const packet<P> x = load_numbers(n, at);
-            unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(query[r][i], x, some[r][n]); });
-          });
+        unroll<few>([&](auto n) {
+          const packet<P> x = load_numbers(n, d);
+          unroll<R>([&](auto r) { some[r][n] = multiply_add<P>(query[r], x, some[r][n]); });
         });
-      };
-      idx_t d = 0;
-      for (; d + at_once * step <= whole; d += at_once * step) columns(d, std::integral_constant<int, at_once>{});
-      for (; at_once > 1 && d < whole; d += step) columns(d, std::integral_constant<int, 1>{});
+      }
       if (whole < k.cols)
         unroll<few>([&](auto n) {
           const packet<P> x = keep<T>(load_numbers(n, k.cols - step), rest);
