@@ -62,7 +62,7 @@ const std::vector<idx_t> some_chunks = {1, 2, 30, 4, 3, 17, 1, 1, 1, 5, 1000};
 struct cache_case {
   idx_t heads = 4, kv_heads = 2, dim = 64, value_dim = 64, tokens = 150;
   std::vector<idx_t> chunks = some_chunks;
-  idx_t page_tokens = 64;
+  std::vector<idx_t> page_tokens = {64};
 };
 const cache_case cases[] = {{},
                             {.heads = 6, .kv_heads = 1, .dim = 80, .value_dim = 48},
@@ -73,13 +73,7 @@ const cache_case cases[] = {{},
                              .dim = 32,
                              .tokens = 660,
                              .chunks = {520, 63, 9, 2, 65, 1},
-                             .page_tokens = 16},
-                            {.heads = 3,
-                             .kv_heads = 1,
-                             .dim = 32,
-                             .tokens = 660,
-                             .chunks = {520, 63, 9, 2, 65, 1},
-                             .page_tokens = 256}};
+                             .page_tokens = {16, 256}}};
 
 full_softmax_problem problem_of(const cache_case& s) {
   auto p = random_problem<full_softmax_problem>({.heads = s.heads,
@@ -121,22 +115,26 @@ void check_cache() {
   attn::execution exec(2);
   for (const cache_case& s : cases) {
     CAPTURE(s.heads, s.dim, s.value_dim);
-    full_softmax_problem p = problem_of(s);
+    const full_softmax_problem p = problem_of(s);
+    full_softmax_problem stored = p;
+    stored.k = kept<C>(p.k, true), stored.v = kept<C>(p.v, false);
+    const tensor<double> wanted = expected(stored).out;
     attn::kv_cache<C> cache({.batch = p.k.batch(), .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
-    attn::page_pool<C> pool(
-        {.pages = 100, .page_tokens = s.page_tokens, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
-    attn::paged_cache<C> paged(pool, p.k.batch());
     const auto found = decode(
         p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(cache, q, k, v, out, exec); },
         s.chunks);
-    const auto in_pages = decode(
-        p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); }, s.chunks);
-    if (s.page_tokens % (std::same_as<C, int8> ? 256 : 64) == 0)  // tiles of rows in place end where pages do
-      CHECK((found.data == in_pages.data));
-    p.k = kept<C>(p.k, true), p.v = kept<C>(p.v, false);
-    const tensor<double> wanted = expected(p).out;
     CHECK(relative_error(found, wanted) <= error_of<C>);
-    CHECK(relative_error(in_pages, wanted) <= error_of<C>);
+    for (const idx_t tokens : s.page_tokens) {
+      CAPTURE(tokens);
+      attn::page_pool<C> pool(
+          {.pages = 100, .page_tokens = tokens, .heads = s.kv_heads, .dim = s.dim, .value_dim = s.value_dim});
+      attn::paged_cache<C> paged(pool, p.k.batch());
+      const auto in_pages = decode(
+          p, [&](auto q, auto k, auto v, auto out, idx_t) { attn::full_softmax_step(paged, q, k, v, out); }, s.chunks);
+      if (tokens % (std::same_as<C, int8> ? 256 : 64) == 0)  // tiles of rows in place end where pages do
+        CHECK((found.data == in_pages.data));
+      CHECK(relative_error(in_pages, wanted) <= error_of<C>);
+    }
   }
 }
 

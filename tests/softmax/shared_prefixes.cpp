@@ -3,6 +3,7 @@
 #include <attn/softmax/full_softmax_step.hpp>
 
 #include "support/catch.hpp"
+#include "support/pairwise.hpp"
 #include "support/random.hpp"
 #include "support/refusal.hpp"
 #include "support/run.hpp"
@@ -112,7 +113,7 @@ void check_steps(idx_t page) {
     CHECK(step(s.shared, x, options, attn::detail::no_score(), one) == wanted);
     const std::size_t bytes = one.scratch_bytes();
     CHECK(step(s.shared, x, options, attn::detail::no_score(), two) == wanted);
-    CHECK(step(s.shared, x, options, attn::detail::no_score(), three) == wanted);
+    if (!few_shapes) CHECK(step(s.shared, x, options, attn::detail::no_score(), three) == wanted);
     CHECK(step(s.shared, x, options, attn::detail::no_score(), one) == wanted);
     CHECK(one.scratch_bytes() == bytes);
     attn::skipped_tiles tiles;  // with what is below the largest score so far left out
@@ -269,7 +270,8 @@ void check_options(idx_t page) {
 
 TEST_CASE("Shared pages give the bits of own ones", "[shared_prefixes]") {
   SECTION("float") {
-    for (idx_t page : {5, 64, 300}) check_steps<float>(page);
+    for (idx_t page : {5, 64, 300})
+      if (!few_shapes || page != 64) check_steps<float>(page);  // whole tiles: in two cases below, too
   }
   SECTION("bfloat16") { check_steps<Eigen::bfloat16>(48); }
   SECTION("half for float") { check_steps<float, Eigen::half>(7); }
