@@ -107,11 +107,7 @@ TEST_CASE("mpi linear: fewer queries than keys, and more", "[linear]") {
 TEST_CASE("mpi linear: no bit depends on padding", "[linear]") {
   problem p;
   const std::vector<idx_t> lengths = {1700, 3100};
-  for (idx_t b : {0, 1})
-    for (tensor<double>* x : {&p.q, &p.k, &p.v})
-      for (idx_t h = 0; h < x->heads(); ++h)
-        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+  for (tensor<double>* x : {&p.q, &p.k, &p.v}) poison_padding(*x, lengths);
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 
@@ -166,7 +162,6 @@ TEST_CASE("mpi linear: what is refused, is refused by all", "[linear]") {
     CHECK(out == before);
     return message;
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused(2, 4, 3, 8, 8, 10, 10, {}), "key heads that divide"));
   const std::vector<idx_t> three = {1, 1, 1}, long_one = {1, 10 * process_count() + 1};
   CHECK(contains(refused(2, 4, 2, 8, 8, 10, 10, {.lengths = three}), "lengths, one per batch item"));

@@ -133,11 +133,7 @@ TEST_CASE("mpi linear_backward: fewer queries than keys", "[linear_backward]") {
 TEST_CASE("mpi linear_backward: no bit depends on padding", "[linear_backward]") {
   problem p;
   const std::vector<idx_t> lengths = {700, 2100};
-  for (idx_t b : {0, 1})
-    for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out})
-      for (idx_t h = 0; h < x->heads(); ++h)
-        for (idx_t i = lengths[static_cast<std::size_t>(b)]; i < p.tokens; ++i)
-          for (idx_t d = 0; d < x->dim(); ++d) (*x)(b, h, i, d) = std::numeric_limits<double>::quiet_NaN();
+  for (tensor<double>* x : {&p.q, &p.k, &p.v, &p.d_out}) poison_padding(*x, lengths);
   for (bool causal : {false, true}) check<float>(p, {.causal = causal, .lengths = lengths});
 }
 
@@ -150,7 +146,6 @@ TEST_CASE("mpi linear_backward: what is refused, is refused by all", "[linear_ba
       attn::mpi::linear_backward(view(x), view(x), view(x), view(x), wanted, MPI_COMM_WORLD, options);
     });
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused({.q = view(dq), .k = view(last ? short_dk : dk)}, {}), "the gradient of k"));
   CHECK(contains(refused({.q = view(dq), .k = view(last ? dq : dk)}, {}), "in separate memory"));
   tensor<float> decay(1, 2, 10, 1);

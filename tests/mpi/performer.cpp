@@ -118,7 +118,6 @@ TEST_CASE("mpi performer: what is refused, is refused by all", "[performer]") {
     CHECK(out == tensor<float>(1, 2, 10, 4, rubbish));
     return message;
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
   const auto of_dim = [&](idx_t dim) { return attn::draw_features<float>(8, dim, {.seed = 7}); };
   CHECK(contains(refused(of_dim(last ? 5 : 4), {}), "feature columns = query dim"));

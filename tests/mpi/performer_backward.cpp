@@ -63,7 +63,6 @@ TEST_CASE("mpi performer_backward: what is refused, is refused by all", "[perfor
                                     options);
     });
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused({.q = view(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
                  "the gradient of features"));
   CHECK(contains(refused({.q = view(dq)}, {.center_keys = true}), "no center_keys"));

@@ -65,5 +65,6 @@ std::string refusal_of_all(const std::string& name, const Call& call) {
   CHECK(well_formed(message, name));
   return message;
 }
+inline bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace testing

@@ -76,7 +76,6 @@ TEST_CASE("mpi rfa: what is refused, is refused by all", "[rfa]") {
     CHECK(out == tensor<float>(1, 2, 10, 4, rubbish));
     return message;
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   const auto features = attn::draw_features<float>(8, 4, {.seed = 7});
   tensor<float> gates(1, 2, 10, 1, 0.5f);
   CHECK(contains(refused(attn::draw_features<float>(8, last ? 5 : 4, {.seed = 7}), {}), "feature columns = query dim"));

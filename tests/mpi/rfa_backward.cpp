@@ -60,7 +60,6 @@ TEST_CASE("mpi rfa_backward: what is refused, is refused by all", "[rfa_backward
                               options);
     });
   };
-  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(contains(refused({.q = view(dq), .features = {dw.data.data(), {1, last ? 9 : 8, 4}}}, {}),
                  "the gradient of features"));
   CHECK(contains(refused({.q = view(dq)}, {.norm_eps = -1}), "norm_eps >= 0"));
