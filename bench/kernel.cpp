@@ -152,7 +152,7 @@ family kernel_family() {
                     .approximates = false,
                     .rewritten = true}}
   };
-  add_recurrences(kernels);
+  add_recurrences(kernels), add_dplr(kernels);
   return kernels;
 }
 

@@ -1,4 +1,4 @@
-// What kernel.cpp and recurrences.cpp, which are compiled at the same time, have in common.
+// What kernel.cpp, recurrences.cpp and dplr.cpp, which are compiled at the same time, have in common.
 #pragma once
 
 #include <attn/kernel/linear.hpp>
@@ -10,8 +10,9 @@
 
 namespace bench::inline ATTN_BENCH_TYPE {
 
-/// Adds the operators and decoders of recurrences.cpp.
+/// Each adds the operators and decoders of its file.
 void add_recurrences(family& kernels);
+void add_dplr(family& kernels);
 
 /// Pairs of a query and a key of its chunk that it sees.
 inline double chunk_scores(const problem& p) {
@@ -36,6 +37,12 @@ inline double kernel_backward_flops(const problem& p, double projected, double f
   const auto dim = static_cast<double>(p.dim), dim_v = static_cast<double>(p.dim_v);
   const double scores = p.causal ? 2 * chunk_scores(p) * (3 * features + 2 * dim_v) : 0;
   return heads * (8 * n * dim * projected + 10 * n * features * dim_v + scores);
+}
+
+/// Of a step that reads a state of [dim, dim_v] and writes it again.
+inline double recurrent_step_flops(const problem& p) { return 8.0 * static_cast<double>(p.heads * p.dim * p.dim_v); }
+inline double recurrent_state_bytes(const problem& p) {
+  return 2.0 * sizeof(element) * static_cast<double>(p.heads * p.dim * p.dim_v);
 }
 
 /// Append is called as append(state, k, v), Step as step(state, q, k, v, out, exec).
