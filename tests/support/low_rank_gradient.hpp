@@ -9,8 +9,7 @@
 #include <array>
 
 #include "support/gradient.hpp"
-#include "support/refusal.hpp"
-#include "support/reshaped.hpp"
+#include "support/refused.hpp"
 #include "support/run_backward.hpp"
 
 namespace testing {
