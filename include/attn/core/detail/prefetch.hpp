@@ -16,9 +16,9 @@ namespace attn { inline namespace ATTN_ISA { namespace detail {
 /// Which cache a row is fetched into: the first for what is used next, the second for what is used in a while.
 enum class cache_level { first, second };
 
-/// (Inlined always: GCC takes a function that only prefetches for one without effects, and leaves out calls of it.)
 template <cache_level Level = cache_level::second>
 ATTN_INLINE void prefetch_bytes(const char* p, idx_t bytes) {
+  __asm__ volatile("");  // an effect: GCC leaves out calls of a function that only prefetches, as if it had none
   for (idx_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, Level == cache_level::first ? 3 : 2);
 }
 
