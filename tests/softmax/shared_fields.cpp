@@ -61,7 +61,8 @@ static_assert(every_option<
     attn::multipole_step_options, attn::latent_attention_options, attn::latent_attention_step_options>);
 static_assert(every_gradient<
     attn::full_softmax_gradients, attn::sliding_window_gradients, attn::softmax_gradients, attn::pattern_gradients,
-    attn::lsh_gradients, attn::neighborhood_gradients, attn::long_short_gradients, attn::multipole_gradients>);
+    attn::lsh_gradients, attn::neighborhood_gradients, attn::pointwise_gradients, attn::long_short_gradients,
+    attn::multipole_gradients>);
 
 }  // namespace
 }  // namespace testing::shared_fields_tests
