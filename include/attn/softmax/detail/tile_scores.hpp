@@ -75,9 +75,9 @@ constexpr idx_t unit_of_tiles(bool fixed) {
 
 /// The tile of up to tile_rows of `rows` rows, from `row` on, and of a block of slots, in whole units. No slot is seen
 /// where low >= high.
-[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, const key_range& slots,
+[[gnu::noinline]] inline tile tile_of(const key_range* ranges, idx_t row, idx_t rows, const key_range& block,
                                       bool fixed, idx_t unit) {
-  const auto [from, to] = slots;
+  const auto [from, to] = block;
   tile t{.row = row, .rows = std::min<idx_t>(tile_rows, rows - row), .low = to, .high = from};
   idx_t all_from = from, all_to = to;
   for (idx_t r = row; r < row + t.rows; ++r) {
