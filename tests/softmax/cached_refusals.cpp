@@ -1,4 +1,5 @@
 // What is refused of calls that attend a cache without appending.
+#include <attn/core/tensor.hpp>
 #include <attn/softmax/full_softmax_step.hpp>
 #include <attn/softmax/selected_keys_step.hpp>
 #include <attn/softmax/sliding_window_step.hpp>
