@@ -140,6 +140,7 @@ class execution {
 
   /// body(task, worker) for every task in [0, tasks), in any order, each once; returns when all are done. Tasks are
   /// claimed in ascending order, so put the long ones first. An exception stops further claims and is rethrown here.
+  /// body is called as const.
   [[gnu::noinline]] void for_each(idx_t tasks, const detail::task_body& body) {
     const int workers = static_cast<int>(std::min<idx_t>(active_threads(), tasks));
     if (workers > 1 && pool_->run(tasks, workers, body)) return;

@@ -225,6 +225,6 @@ class aft_state : public item_sequences<aft_items<S>> {
 
 #define ATTN_RUN_IN(T) void full_step_rows(const aft_tensors<T>&, std::span<const idx_t>, execution&)
 #include <attn/core/detail/compiled.hpp>
-#define ATTN_RUN(S) void run_aft_window_step<S>(const aft_tensors<compute_type<S>>&, aft_window_layout, aft_items<S>&,  \
+#define ATTN_RUN(S) void run_aft_window_step<S>(const aft_tensors<compute_type<S>>&, aft_window_layout, aft_items<S>&, \
   execution&)
 #include <attn/core/detail/compiled.hpp>

@@ -27,7 +27,8 @@ inline constexpr idx_t widest_tile = tile_packets<P> * width<P>;
 /// The rows of the panel lie Stride numbers apart. The third and fourth vector are those of the panel that begins
 /// `next` numbers later.
 template <class T, int M, int N, int Stride = panel_width<T>, class A, class Done>
-[[gnu::flatten]] ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done, [[maybe_unused]] idx_t next = 0) {
+[[gnu::flatten]] ATTN_INLINE void tile_product(A a, const T* panel, idx_t depth, Done&& done,
+                                               [[maybe_unused]] idx_t next = 0) {
   const auto by_vectors = [&]<int Count>(std::integral_constant<int, Count>, const T* b_panel, idx_t begin,
                                          const auto& first, const auto& take) {
     // In one lambda for all of the tile: a lambda for each element would take several times as long to compile.

@@ -161,7 +161,7 @@ template <class P, class Keys, class Score>
       terms.score->weigh(s + m * score_stride, t.count, factor);
       to_operands(s + m * score_stride, t.count, weights + m * operands<P>(score_stride));
       state.maximum[t.row + m] = 0, state.sum[(t.row + m) * width<T>] = 1;
-      last.go_on();
+      last.resume();
     }
     last.finish();
     last.begin(t, weights, ones);
@@ -194,7 +194,7 @@ template <class P, class Keys, class Score>
           sum = move_large_weights(block, keys, t, terms, t.row + m, s + m * score_stride, rescale[m], largest[m], sum);
     if (terms.dropout) drop_row(block, keys, t, terms, m, weights + m * operands<P>(score_stride));
     store<T>(total, fma(load<T>(total), broadcast<T>(rescale[m]), sum));
-    last.go_on();
+    last.resume();
   }
   last.finish();
   if (all_kept)

@@ -123,9 +123,9 @@ struct relative_keys : distance_tables<T, packed_distances<T>> {
                               const distance_range& range) {
     relative_keys of;
     of.layout_heads(memory, table, query_heads, range, [&](arena& m, idx_t step, idx_t reach) {
-      const idx_t of_row = table.extent(2);
-      return packed_distances<T>{packed_keys<T>::layout(m, 2 * reach + 1, of_row, range.rows_too ? of_row : 0), reach,
-                                 step};
+      const idx_t row_numbers = table.extent(2);
+      return packed_distances<T>{
+          packed_keys<T>::layout(m, 2 * reach + 1, row_numbers, range.rows_too ? row_numbers : 0), reach, step};
     });
     return of;
   }

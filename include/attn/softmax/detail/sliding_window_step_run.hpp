@@ -91,7 +91,7 @@ struct window_step : stream_plan<S, Score, C> {
     const idx_t kv = head / shape.group();
     const auto keys = in.key_rows(b, kv), values = in.value_rows(b, kv);
     // Every stride-th row from `row` on, in one or more pages, which change no tile: a tile of several is put together.
-    // Tiles of codes, which are used in place, end where pages may.
+    // Tiles of codes, which are used in place and may be in several pages, end where those of all rows do.
     const auto take = [&](idx_t row, idx_t stride, idx_t rows, index_map positions) {
       constexpr idx_t tile = stream_tile_of<C>;
       if constexpr (coded<C>)

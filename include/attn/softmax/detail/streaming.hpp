@@ -263,7 +263,7 @@ template <class T, class C, class Rows, class Score>
       for (idx_t r = 0, rows; r < q.rows; r += rows) {
         rows = row_count<T, !listed>(q.rows - r);
         const auto prefetcher = keeps_tiles ? prefetcher_of(v_rows, part(wanted, r), part(wanted, r + rows))
-                                         : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows));
+                                            : prefetcher_of(next_rows, part(fetched, r), part(fetched, r + rows));
         with_row_count<T, !listed>(rows, [&](auto R) {
           stream_scores<R.value>(q.row(r), keys, q.scores + r * stream_tile, prefetcher);
         });

@@ -111,7 +111,7 @@ class tile_output {
   const P* weights_in_use() const { return rows > 0 ? weights : nullptr; }
 
   /// The steps for which there is time while the weights of another row are computed.
-  void go_on() {
+  void resume() {
 #if ATTN_HAS_AMX
     if constexpr (rows_for_matrix_unit<P>)
       for (idx_t n = (std::min)(steps, steps_per_row); n > 0; --n) unit_step();
