@@ -67,7 +67,7 @@ if "attn/core/detail/compiled.hpp" in closure(precompiled):
 print(f"{len(called)} runs are called by public headers, {len(held)} held")
 
 # --- a program --------------------------------------------------------------------------------------------------------
-sources = ["softmax/full_softmax_run", "kernel/linear", "kernel/feature_maps"]
+sources = ["softmax/full_softmax_run", "kernel/linear", "kernel/sums_run", "kernel/feature_maps"]
 marched = ["-march=x86-64-v2"] if run(compiler, "-dumpmachine").startswith("x86_64") else []
 with tempfile.TemporaryDirectory() as folder:
     folder = Path(folder)
